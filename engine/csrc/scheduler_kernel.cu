@@ -1,0 +1,56 @@
+// Kernels of the persistent path: the last node of every step graph, and the scripted model's pass.
+#include "scripted.cuh"
+#include "step.cuh"
+
+using namespace blinkbed;
+
+namespace {
+
+constexpr uint64_t kIdleNodeNs = 2000000;  // an idle node gives way this often
+
+// How long to sleep between two looks at the doorbells, by how long nothing has come.
+__device__ unsigned idle_sleep_ns(uint64_t idle_for_ns) {
+  if (idle_for_ns < 200000) return 0;
+  return idle_for_ns < 5000000000ull ? 10000 : 50000;
+}
+
+constexpr unsigned kStalledSleepNs = 10000;  // work there, but the token rings are full
+
+__device__ void wait_for_work(const Team& team, Scheduler& s) {
+  if (team.broadcast(int(anything_new(s)))) return __nanosleep(kStalledSleepNs);
+  const uint64_t started = team.broadcast(clock_ns());
+  while (true) {
+    const uint64_t now = team.broadcast(clock_ns());
+    if (team.broadcast(int(anything_new(s))) || now - started > kIdleNodeNs) return;
+    if (now - s.shown_ns > kShowEveryNs) show_progress(team, s, now);
+    const unsigned sleep_ns = idle_sleep_ns(now - s.busy_ns);
+    if (sleep_ns) __nanosleep(sleep_ns);
+  }
+}
+
+}  // namespace
+
+// Launched with one block. Publishes the pass before it, plans the next one, and tail-launches its graph:
+// the loop needs nobody else. With nothing to do it looks at the doorbells for a while, then launches the
+// graph that consists of this node alone.
+extern "C" __global__ void scheduler_node(Scheduler* scheduler) {
+  Scheduler& s = *scheduler;
+  const Team team{int(threadIdx.x), int(blockDim.x)};
+  scheduler_step(team, s, *s.plan, s.rows, s.results);
+  if (!s.plan->num_rows && !has_halted(s)) {
+    wait_for_work(team, s);
+    if (team.broadcast(int(anything_new(s)))) scheduler_step(team, s, *s.plan, s.rows, s.results);
+  }
+  if (team.leader() && !has_halted(s)) {
+    const cudaGraphExec_t next = (cudaGraphExec_t)s.graphs[s.plan->graph];
+    if (cudaGraphLaunch(next, cudaStreamGraphTailLaunch) != cudaSuccess) {
+      s.error = SchedulerError_GRAPH_LAUNCH;
+      s.state = EngineState_FATAL;
+    }
+  }
+}
+
+extern "C" __global__ void scripted_forward(Scheduler* scheduler) {
+  const Team team{int(threadIdx.x), int(blockDim.x)};
+  scripted_pass(team, *scheduler, *scheduler->plan, scheduler->rows, scheduler->results);
+}
