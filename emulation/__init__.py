@@ -1,0 +1,1 @@
+"""What stands in for hardware: the simulated GPU, links and machines."""
