@@ -10,17 +10,25 @@ using namespace blinkbed;
 namespace {
 
 constexpr uint64_t kSpinNs = 5000;
-constexpr long kSleepNs = 40000;  // wakes well within 100 us
+constexpr uint64_t kNapNs = 50000;         // wakes well within 100 us
+constexpr uint64_t kLongestNapNs = 500000;  // while nothing is expected yet
 
 bool is_whole(const TokenEntry& entry) {
   return entry.check == crc32c(&entry, offsetof(TokenEntry, check));
 }
 
-void nap() {
+void nap(uint64_t ns) {
   static thread_local const int slack = prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
   (void)slack;
-  const timespec t{0, kSleepNs};
+  const timespec t{0, long(ns)};
   nanosleep(&t, nullptr);
+}
+
+// Steps come at a pace: sleep longer during the first three quarters of the last wait, shortly after.
+uint64_t nap_ns(uint64_t waited_ns, uint64_t last_wait_ns) {
+  const uint64_t quiet_ns = last_wait_ns / 4 * 3;
+  if (waited_ns + kNapNs >= quiet_ns) return kNapNs;
+  return quiet_ns - waited_ns < kLongestNapNs ? quiet_ns - waited_ns : kLongestNapNs;
 }
 
 }  // namespace
@@ -61,12 +69,14 @@ extern "C" int bb_take_entries(const TokenEntry* log, uint64_t entries, uint64_t
 // The same, waiting up to `timeout_ns` for the first.
 extern "C" int bb_wait_entries(const TokenEntry* log, uint64_t entries, uint64_t head, TokenEntry* out,
                                int max, uint64_t timeout_ns) {
+  static thread_local uint64_t last_wait_ns = 0;
   const uint64_t started = clock_ns();
   while (true) {
     const int n = bb_take_entries(log, entries, head, out, max);
     const uint64_t waited = clock_ns() - started;
+    if (n) last_wait_ns = waited;
     if (n || waited > timeout_ns) return n;
-    if (waited > kSpinNs) nap();
+    if (waited > kSpinNs) nap(nap_ns(waited, last_wait_ns));
   }
 }
 

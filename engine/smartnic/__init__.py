@@ -1,0 +1,1 @@
+"""The SmartNIC's program: OpenAI's HTTP API in front of the ring."""

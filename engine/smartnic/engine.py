@@ -1,0 +1,265 @@
+"""The front end's side of the device: admission, the table of choices in flight, life and death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+from engine.link import LinkError
+from engine.ring import RingClient, RingFull, Snapshot
+from engine.smartnic.choice import Choice, Timing
+from engine.smartnic.errors import ApiError, draining, engine_lost, overloaded
+from engine.smartnic.health import Health
+from engine.smartnic.metrics import Metrics, Sample
+from engine.smartnic.poller import Poller, Row
+
+WATCH_S = 0.2
+
+
+class Engine:
+    """Owns the ring. Every method runs in the event loop's thread.
+
+    A slot belongs to a choice from `submit` until the device's terminal entry, whatever happened
+    to the client in between. heartbeat_timeout_s: see Health.
+    """
+
+    def __init__(self, ring: RingClient, heartbeat_timeout_s: float) -> None:
+        self._ring = ring
+        self._health = Health(heartbeat_timeout_s, time.monotonic())
+        self._choices: list[Choice | None] = [None] * ring.geometry.num_slots
+        self._num_live = 0
+        self._num_reserved = 0
+        self._most_live = 0
+        self._num_stale = 0
+        self._lost: str | None = None
+        self._snapshot: Snapshot | None = None
+        self._poller: Poller | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.draining = False
+        self.metrics = Metrics(self._samples)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to read tokens and to watch the heartbeat; needs the running loop."""
+        loop = asyncio.get_running_loop()
+        self._look()
+        self._poller = Poller(self._ring, loop, self._deliver, self._link_failed)
+        self._watcher = loop.create_task(self._watch())
+
+    def close(self) -> None:
+        """Stop both and close the ring; idempotent."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._poller is not None:
+            self._poller.close()
+        self._ring.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            snapshot = self._ring.snapshot()
+        except Exception as error:
+            self._health.link_failed(str(error) or type(error).__name__)
+        else:
+            self._snapshot = snapshot
+            self._health.observe(snapshot.heartbeat, snapshot.state, time.monotonic())
+        self._judge()
+
+    def _link_failed(self, error: str) -> None:
+        self._health.link_failed(error)
+        self._judge()
+
+    def _judge(self) -> None:
+        reason = self._health.lost_reason(time.monotonic())
+        if reason is not None and self._lost is None:
+            self.fail_all(engine_lost(reason))
+        self._lost = reason
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every request for its client; the slots wait for the device, should it come back."""
+        for choice in self._choices:
+            if choice is not None and choice.finish_reason is None:
+                choice.reply.fail(error)
+                choice.close("error")
+                self._finished(choice)
+                self._cancel(choice)
+
+    # ---- admission
+
+    def unready_reason(self) -> str | None:
+        """Why nothing would be served now, or None."""
+        return "draining" if self.draining else self._lost
+
+    @property
+    def num_live(self) -> int:
+        """Slots in use."""
+        return self._num_live
+
+    @property
+    def num_unfinished(self) -> int:
+        """Choices whose client still waits."""
+        return sum(c is not None and c.finish_reason is None for c in self._choices)
+
+    @contextlib.contextmanager
+    def reserve(self, num_choices: int) -> Iterator[None]:
+        """Hold slots while the prompts are tokenized; raises the 503 that a client gets without."""
+        if self.draining:
+            raise draining()
+        if self._lost is not None:
+            raise engine_lost(self._lost)
+        if self._ring.num_free_slots - self._num_reserved < num_choices:
+            raise overloaded()
+        self._num_reserved += num_choices
+        try:
+            yield
+        finally:
+            self._num_reserved -= num_choices
+
+    def submit(self, choice: Choice) -> None:
+        """Put one choice on the device; raises ApiError 503 when that cannot be done."""
+        choice.submitted_ns = time.monotonic_ns()
+        try:
+            ticket = self._ring.submit(choice.params, choice.prompt_ids)
+        except RingFull:
+            raise overloaded() from None
+        except LinkError as error:
+            self._link_failed(str(error))
+            raise engine_lost(f"the link failed: {error}") from None
+        choice.ticket = ticket
+        self._choices[ticket.slot] = choice
+        self._num_live += 1
+        self._most_live = max(self._most_live, self._num_live)
+        if self._poller is not None:
+            self._poller.resume()
+
+    def abandon(self, choice: Choice) -> None:
+        """The client left: the device need not go on."""
+        if choice.finish_reason is None:
+            choice.close("abort")
+            self._finished(choice)
+            self._cancel(choice)
+
+    def _cancel(self, choice: Choice) -> None:
+        if choice.ticket is not None:
+            try:
+                self._ring.cancel(choice.ticket)
+            except LinkError as error:
+                self._health.link_failed(str(error))
+
+    # ---- tokens
+
+    def _deliver(self, rows: list[Row]) -> None:
+        choices = self._choices
+        for _, slot, generation, token, _, kind, reason, _ in rows:
+            choice = choices[slot] if slot < len(choices) else None
+            if choice is None or choice.ticket is None or choice.ticket.generation != generation:
+                self._num_stale += 1
+                continue
+            was_open = choice.finish_reason is None
+            if choice.push(token, kind, reason):
+                self._cancel(choice)
+            if reason:
+                self._release(choice)
+            if was_open and choice.finish_reason is not None:
+                self._finished(choice)
+        self._health.tokens_arrived(time.monotonic())
+
+    def _release(self, choice: Choice) -> None:
+        """The device is done with a choice: take its times, which the next use overwrites."""
+        ticket = choice.ticket
+        assert ticket is not None
+        choice.timing = self._timing(choice)
+        if choice.timing.queue_ms is not None:
+            self.metrics.queue_time.observe(choice.timing.queue_ms / 1e3)
+        self._choices[ticket.slot] = None
+        self._num_live -= 1
+        self._ring.release(ticket)
+        if self._num_live == 0 and self._poller is not None:
+            self._poller.park()
+
+    def _finished(self, choice: Choice) -> None:
+        """The client's part of a choice is over."""
+        metrics = self.metrics
+        metrics.success.labels(choice.finish_reason).inc()
+        if choice.ticket is None:
+            return
+        metrics.latency.observe((choice.finished_ns - choice.submitted_ns) / 1e9)
+        if choice.num_tokens:
+            first_ns = choice.first_token_ns
+            metrics.time_to_first_token.observe((first_ns - choice.submitted_ns) / 1e9)
+            if choice.num_tokens > 1:
+                span_ns = choice.finished_ns - first_ns
+                metrics.time_per_output_token.observe(span_ns / 1e9 / (choice.num_tokens - 1))
+
+    def _timing(self, choice: Choice) -> Timing:
+        assert choice.ticket is not None
+        try:
+            times = self._ring.slot_times(choice.ticket.slot)
+        except LinkError as error:
+            self._health.link_failed(str(error))
+            return Timing()
+        if times.generation != choice.ticket.generation:
+            return Timing()
+        to_first_ms = _span_ms(choice.submitted_ns, choice.first_token_ns)
+        on_device_ms = _span_ms(times.picked_up_ns, times.first_token_ns)
+        link_ms = None
+        if to_first_ms is not None and on_device_ms is not None:
+            link_ms = round(max(0.0, to_first_ms - on_device_ms), 3)
+        return Timing(
+            queue_ms=_span_ms(times.picked_up_ns, times.admitted_ns),
+            prefill_ms=_span_ms(times.admitted_ns, times.first_token_ns),
+            decode_ms=_span_ms(times.first_token_ns, times.finished_ns),
+            link_ms=link_ms,
+            preemptions=times.num_preemptions,
+        )
+
+    # ---- metrics
+
+    def _samples(self) -> Iterator[Sample]:
+        yield Sample("gauge", "ring_slots_used", "Slots in use.", self._num_live)
+        yield Sample("gauge", "ring_slots_total", "Slots of the ring.", len(self._choices))
+        yield Sample("gauge", "ring_slots_used_max", "High-water mark.", self._most_live)
+        yield Sample("counter", "stale_entries", "Entries of no live request.", self._num_stale)
+        age_s = self._health.age_s(time.monotonic())
+        yield Sample("gauge", "heartbeat_age_seconds", "Age of the last life sign.", age_s)
+        yield Sample("gauge", "ready", "1 if requests are served.", self.unready_reason() is None)
+        if self._lost is None:
+            self._look()
+        if self._snapshot is not None:
+            yield from _device_samples(self._snapshot)
+
+
+def _span_ms(start_ns: int, end_ns: int) -> float | None:
+    if not start_ns or not end_ns:
+        return None
+    return round((end_ns - start_ns) / 1e6, 3)
+
+
+def _device_samples(s: Snapshot) -> Iterator[Sample]:
+    used = s.total_pages - s.free_pages
+    share = used / s.total_pages if s.total_pages else 0.0
+    yield Sample("gauge", "num_requests_running", "Requests in the running batch.", s.num_running)
+    yield Sample("gauge", "num_requests_waiting", "Requests that wait.", s.num_waiting)
+    yield Sample("gauge", "kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)
+    yield Sample("gauge", "kv_pages_free", "KV pages free.", s.free_pages)
+    yield Sample("gauge", "kv_pages_total", "KV pages.", s.total_pages)
+    yield Sample("counter", "num_preemptions", "Preemptions.", s.num_preemptions)
+    yield Sample("counter", "prompt_tokens", "Prompt tokens computed.", s.prompt_tokens)
+    yield Sample("counter", "generation_tokens", "Tokens generated.", s.generation_tokens)
+    yield Sample("counter", "engine_steps", "Steps of the device.", s.num_steps)
+    yield Sample("counter", "engine_step_seconds", "Time inside steps.", s.step_ns / 1e9)
+    yield Sample("counter", "engine_gap_seconds", "Time between steps with work.", s.gap_ns / 1e9)
+    yield Sample("counter", "engine_idle_seconds", "Time without work.", s.idle_ns / 1e9)
+    yield Sample("counter", "records_accepted", "Records taken.", s.records_accepted)
+    yield Sample("counter", "records_rejected", "Records refused.", s.records_rejected)
+    yield Sample("counter", "records_torn", "Looks at records not yet whole.", s.records_torn)
+    yield Sample("counter", "doorbells_refused", "Doorbells of no free slot.", s.doorbells_refused)
+    yield Sample("counter", "pickup_seconds", "Doorbell seen to record whole.", s.pickup_ns / 1e9)
+    yield Sample("counter", "token_ring_stalls", "Sequence-steps paused.", s.ring_stalls)
