@@ -16,9 +16,10 @@ each its own memory region. Inside a port every 64-byte line has one writer:
 Zeroed memory is a valid empty ring: sequences start at 1. A record is posted as one chain of
 WRITEs, record first, doorbell last; since a seen doorbell does not prove the payload visible, the
 record's own sequence and CRC32C decide, and a torn record is looked at again, never executed. A
-slot's generation grows by exactly one per request, so late data of an earlier use is harmless. The
-epoch is new at each start of the GPU's side, the session at each start of the SmartNIC's. A
-doorbell of an earlier session carries another tag and therefore was never rung.
+slot's generation grows by exactly one per request, and skips one when another session begins, so
+late data of an earlier use is harmless. The epoch is new at each start of the GPU's side, the
+session at each start of the SmartNIC's. A doorbell of an earlier session carries another tag and
+therefore was never rung.
 """
 
 from __future__ import annotations

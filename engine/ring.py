@@ -171,7 +171,8 @@ class RingClient:
         )
         self._generations: list[int] = status["generation"].tolist()
         self._free = list(range(self.geometry.num_slots - 1, -1, -1))
-        self._num_cancels = 0
+        # No count of an earlier session, should its WRITE come late, equals one of this session's.
+        self._num_cancels = self.address.session << 32
 
     def _read_identity(self) -> tuple[Geometry, int]:
         line = np.frombuffer(self.link.read(0, IDENTITY.dtype.itemsize), IDENTITY.dtype)[0]
@@ -216,6 +217,7 @@ class RingClient:
             if time.monotonic() > self._deadline:
                 raise HandshakeError(f"the device did not answer within {self._timeout_s:g} s")
             time.sleep(0.001)
+        progress = self._progress()  # that READ may have met the line half written
         self._head = int(progress["token_tail"])
         self._sequence = int(progress["picked_up"])
         self._write_consumer_index()
@@ -246,7 +248,10 @@ class RingClient:
         slot = self._free[-1]
         ticket = Ticket(slot, (self._generations[slot] + 1) & 0xFFFFFFFF)
         sequence = self._sequence + 1
-        record = encode_record(params, prompt_ids, self.address, sequence, ticket)
+        try:
+            record = encode_record(params, prompt_ids, self.address, sequence, ticket)
+        except OverflowError as error:
+            raise ValueError(f"a number does not fit its field of the record: {error}") from None
         doorbell = protocol.doorbell_word(sequence, self.address.session, slot)
         self.link.write(
             [

@@ -109,7 +109,9 @@ PORT = Struct(
     ("session", "u4"),
     ("room", "i4"),  # token ring entries that this step may still claim
     ("in_flight", "i4"),  # samples planned, not yet published
-    ("reserved", "u4", 5),
+    ("reserved0", "u4"),
+    ("cancels_until_ns", "u8"),  # how long to look at the cancel words again
+    ("reserved", "u4", 2),
     ("counters", "u8", COUNTERS.dtype.itemsize // 8),
 )
 

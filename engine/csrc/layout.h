@@ -348,7 +348,9 @@ struct Port {
   uint32_t session;
   int32_t room;
   int32_t in_flight;
-  uint32_t reserved[5];
+  uint32_t reserved0;
+  uint64_t cancels_until_ns;
+  uint32_t reserved[2];
   uint64_t counters[24];
 };
 static_assert(sizeof(Port) == 256);
@@ -359,7 +361,9 @@ static_assert(offsetof(Port, cancel_count) == 24);
 static_assert(offsetof(Port, session) == 32);
 static_assert(offsetof(Port, room) == 36);
 static_assert(offsetof(Port, in_flight) == 40);
-static_assert(offsetof(Port, reserved) == 44);
+static_assert(offsetof(Port, reserved0) == 44);
+static_assert(offsetof(Port, cancels_until_ns) == 48);
+static_assert(offsetof(Port, reserved) == 56);
 static_assert(offsetof(Port, counters) == 64);
 struct Scheduler {
   int32_t num_ports;

@@ -5,11 +5,20 @@
 
 #include "layout.h"
 
+// Is the team more than one thread? BB_TEAM_HEADER: a test's own team, of CPU threads.
+#if defined(__CUDACC__) || defined(BB_TEAM_HEADER)
+#define BB_PARALLEL
+#endif
+
 #if defined(__CUDACC__)
 #define BB_FN __device__ inline
 #else
 #define BB_FN inline
 #include <time.h>
+#endif
+
+#if defined(BB_TEAM_HEADER)
+#include BB_TEAM_HEADER
 #endif
 
 namespace blinkbed {
@@ -36,6 +45,7 @@ BB_FN uint32_t load_volatile(const uint32_t* p) { return *(const volatile uint32
 #else
 BB_FN uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 BB_FN uint32_t load_acquire(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+BB_FN uint32_t load_volatile(const uint32_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 BB_FN void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 BB_FN void store_release(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 #endif
@@ -89,6 +99,7 @@ BB_FN uint32_t crc32c(const void* data, size_t n) {
 // ---- The team ----------------------------------------------------------------------------------------
 // Every thread of the team calls the same collective with the same trip count. The results do not depend
 // on the team's size, so a plan made by 256 GPU threads equals one made by a single CPU thread.
+#if !defined(BB_TEAM_HEADER)
 struct Team {
   int rank = 0, size = 1;
 
@@ -150,6 +161,7 @@ struct Team {
     return total;
   }
 };
+#endif
 
 // Runs body(i, offset) for i in [0, n), offset being the exclusive prefix sum of count(i) so far plus
 // `base`; returns base plus the sum of all counts. count is called once per i, before any body of the

@@ -76,7 +76,7 @@ BB_FN void write_entry(const PortMemory& port, uint64_t index, int slot, uint32_
 
 // Copy `words` u32 out of the window. Once: what is checked is what is used, whatever the NIC does next.
 BB_FN void copy_words(const Team& team, uint8_t* to, const uint8_t* from, int first, int words) {
-#if defined(__CUDACC__)
+#if defined(BB_PARALLEL)
   for (int i = first + team.rank; i < words; i += team.size)
     reinterpret_cast<uint32_t*>(to)[i] = load_volatile(reinterpret_cast<const uint32_t*>(from) + i);
 #else
@@ -100,6 +100,17 @@ BB_FN uint32_t copy_record(const Team& team, const Scheduler& s, const PortMemor
   copy_words(team, to, port.slot(slot), header_words, int(bytes / 4));
   const int intact = team.leader() && crc32c(to + 4, bytes - 4) == record.crc32c;
   return team.sum(intact) ? FinishReason_NONE : FinishReason_ERROR_TORN;
+}
+
+// Is there a new doorbell at `sequence`? One with another session's tag was never rung.
+BB_FN bool is_rung(const Port& port, uint64_t sequence, uint64_t word) {
+  return uint32_t(word >> 32) == uint32_t(sequence) && port.session != 0 &&
+         ((word >> 16) & 0xffff) == (port.session & 0xffff);
+}
+
+// Zeroed memory cancels nothing, not even the generation 0 that comes after 2^32 uses of a slot.
+BB_FN bool is_cancelled(const PortMemory& port, int slot, uint32_t generation) {
+  return generation != 0 && load_acquire(port.cancel_word(slot)) == generation;
 }
 
 BB_FN bool is_finite(float x) { return x - x == 0.0f; }

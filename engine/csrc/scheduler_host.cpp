@@ -8,6 +8,8 @@ extern "C" void bb_scheduler_step(Scheduler* s) {
   scheduler_step(Team{}, *s, *s->plan, s->rows, s->results);
 }
 
+extern "C" int bb_anything_new(Scheduler* s) { return anything_new(*s); }
+
 extern "C" void bb_scripted_pass(Scheduler* s) {
   scripted_pass(Team{}, *s, *s->plan, s->rows, s->results);
 }

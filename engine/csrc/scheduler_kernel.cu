@@ -10,7 +10,8 @@ constexpr uint64_t kIdleNodeNs = 2000000;  // an idle node gives way this often
 
 // How long to sleep between two looks at the doorbells, by how long nothing has come.
 __device__ unsigned idle_sleep_ns(uint64_t idle_for_ns) {
-  if (idle_for_ns < 200000) return 0;
+  if (idle_for_ns < 1000000) return 0;
+  if (idle_for_ns < 20000000) return 1000;
   return idle_for_ns < 5000000000ull ? 10000 : 50000;
 }
 
@@ -22,7 +23,8 @@ __device__ void wait_for_work(const Team& team, Scheduler& s) {
   while (true) {
     const uint64_t now = team.broadcast(clock_ns());
     if (team.broadcast(int(anything_new(s))) || now - started > kIdleNodeNs) return;
-    if (now - s.shown_ns > kShowEveryNs) show_progress(team, s, now);
+    // By broadcast: show_progress changes shown_ns, and all must enter it or none.
+    if (team.broadcast(int(now - s.shown_ns > kShowEveryNs))) show_progress(team, s, now);
     const unsigned sleep_ns = idle_sleep_ns(now - s.busy_ns);
     if (sleep_ns) __nanosleep(sleep_ns);
   }

@@ -59,7 +59,7 @@ BB_FN bool anything_new(Scheduler& s) {
     const Port& port = s.ports[p];
     const PortMemory memory = port_memory(s, p);
     if (load_acquire(&memory.control()->session) != port.session) return true;
-    if (load_acquire(memory.doorbell(port.next_sequence)) >> 32 == uint32_t(port.next_sequence))
+    if (is_rung(port, port.next_sequence, load_acquire(memory.doorbell(port.next_sequence))))
       return true;
   }
   return false;

@@ -1,0 +1,78 @@
+// Publish: the tokens of the last pass go to the token rings, sequences that end leave.
+#pragma once
+#include "sequences.cuh"
+
+namespace blinkbed {
+
+BB_FN bool is_stop_id(const Scheduler& s, const Sequence& q, int seq, int token) {
+  if (!(q.flags & kRequestIgnoreEos))
+    for (int i = 0; i < s.num_eos; i++)
+      if (s.eos[i] == token) return true;
+  const uint32_t* ids = stop_ids_of(s, seq);
+  const int n = int(record_of(s, seq).num_stop_token_ids);
+  for (int i = 0; i < n; i++)
+    if (int(ids[i]) == token) return true;
+  return false;
+}
+
+// The token of `row` is known: extend the sequence, decide whether it ends.
+BB_FN void settle(const Scheduler& s, const Row& row, const Result& result) {
+  Sequence& q = s.sequences[row.seq];
+  q.pending--;
+  if (q.finish_reason != FinishReason_NONE) return;  // ended meanwhile: the sample is discarded
+  if (result.token < 0 || result.token >= s.vocab_size) return finish(q, FinishReason_ERROR_MODEL);
+  history_of(s, row.seq)[q.num_tokens++] = result.token;
+  if (!q.first_token_ns) q.first_token_ns = clock_ns();
+  if (q.num_tokens > q.min_total && is_stop_id(s, q, row.seq, result.token))
+    finish(q, FinishReason_STOP);
+  else if (q.num_tokens >= q.max_total)
+    finish(q, FinishReason_LENGTH);
+  if (q.finish_reason != FinishReason_NONE) q.terminal_written = 1;
+}
+
+// Append the step's tokens to the token rings and settle their sequences.
+BB_FN void publish(const Team& team, Scheduler& s, Plan& plan, const Row* rows, const Result* results) {
+  const int n = plan.num_rows;
+  auto samples = [&](int i) { return (rows[i].flags & kRowSample) != 0; };
+  for (int p = 0; p < s.num_ports; p++) {
+    Port& port = s.ports[p];
+    const PortMemory memory = port_memory(s, p);
+    const uint64_t tail = port.token_tail;
+    int claimed = 0;
+    for (int i = team.rank; i < n; i += team.size)
+      if (samples(i) && port_of(s, rows[i].seq) == p) {
+        claimed++;
+        settle(s, rows[i], results[i]);
+      }
+    team.sync();
+    const int written = scan_each(
+        team, n, 0,
+        [&](int i) {
+          const Sequence& q = s.sequences[rows[i].seq];
+          const bool spoken = q.finish_reason == FinishReason_NONE || q.terminal_written == 1;
+          return samples(i) && port_of(s, rows[i].seq) == p && spoken ? 1 : 0;
+        },
+        [&](int i, int at) {
+          Sequence& q = s.sequences[rows[i].seq];
+          if (q.terminal_written) close_status(s, rows[i].seq);
+          write_entry(memory, tail + at, slot_of(s, rows[i].seq), q.generation, results[i].token,
+                      results[i].logprob, EntryKind_TOKEN, q.finish_reason);
+          if (q.terminal_written) q.terminal_written = 2;  // a later sample of it stays silent
+        });
+    const int settled = team.sum(claimed);
+    if (team.leader()) {
+      port.token_tail += written;
+      port.in_flight -= settled;
+      counters_of(port).generation_tokens += written;
+    }
+    team.sync();
+  }
+  int over = 0;
+  for (int i = team.rank; i < n; i += team.size) over += is_over(s.sequences[rows[i].seq]);
+  over = team.sum(over);
+  if (team.leader()) plan.num_rows = 0;
+  team.sync();
+  if (over) retire(team, s);
+}
+
+}  // namespace blinkbed
