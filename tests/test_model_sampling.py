@@ -1,0 +1,182 @@
+"""Sampling keeps what its parameters say, and draws with the row's own number only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.model.batch import Batch
+from engine.model.sampling import INVALID_TOKEN, sample, sample_row
+from engine.state import RESULT, ROW, RowFlag
+
+NO_IDS = np.zeros(0, dtype=np.int32)
+
+
+def row(**values: float) -> Any:
+    one = np.zeros(1, dtype=ROW.dtype)[0]
+    for key, value in {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        **values,
+    }.items():
+        one[key] = value
+    return one
+
+
+def logits_of(probabilities: list[float]) -> npt.NDArray[np.float32]:
+    return np.log(np.asarray(probabilities, dtype=np.float32))
+
+
+def kept(logits: npt.NDArray[np.float32], **values: float) -> dict[int, int]:
+    """How often each token is drawn by 200 evenly spread uniforms."""
+    counts: dict[int, int] = {}
+    for uniform in (np.arange(200) + 0.5) / 200:
+        token = sample_row(logits, row(uniform=uniform, **values), NO_IDS, ())
+        counts[token] = counts.get(token, 0) + 1
+    return counts
+
+
+SIX = logits_of([0.1, 0.4, 0.05, 0.25, 0.05, 0.15])
+
+
+def test_zero_temperature_takes_the_first_of_the_largest() -> None:
+    logits = np.array([1.0, 3.0, 3.0, 2.0], dtype=np.float32)
+    assert sample_row(logits, row(temperature=0.0, top_k=1, uniform=0.99), NO_IDS, ()) == 1
+
+
+def test_draws_follow_the_probabilities() -> None:
+    assert kept(SIX) == {1: 80, 3: 50, 5: 30, 0: 20, 2: 10, 4: 10}
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    squared = np.exp(2 * SIX.astype(np.float64))
+    assert kept(SIX, temperature=0.5)[1] == pytest.approx(200 * 0.16 / squared.sum(), abs=1)
+    assert kept(SIX, temperature=1e-6) == {1: 200}
+    assert min(kept(SIX, temperature=1e6).values()) >= 33
+
+
+@pytest.mark.parametrize(
+    ("values", "tokens"),
+    [
+        ({"top_k": 1}, {1}),
+        ({"top_k": 3}, {1, 3, 5}),
+        ({"top_k": 5}, {1, 3, 5, 0, 2}),  # of a tie the lower id
+        ({"top_k": 100}, set(range(6))),
+        ({"top_p": 0.39}, {1}),
+        ({"top_p": 0.41}, {1, 3}),
+        ({"top_p": 0.79}, {1, 3, 5}),
+        ({"top_p": 1e-9}, {1}),
+        ({"min_p": 0.3}, {1, 3, 5}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 3, "top_p": 0.6}, {1, 3}),  # 0.4 of the kept 0.8 is half: one more
+        ({"min_p": 0.2, "top_p": 0.85}, {1, 3, 5}),
+    ],
+)
+def test_filters_keep_the_likeliest(values: dict[str, float], tokens: set[int]) -> None:
+    assert set(kept(SIX, **values)) == tokens
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shortcut_over_common_tokens_equals_the_full_sort(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, rng.choice([0.1, 1, 4]), 5000).astype(np.float32)
+    values: dict[str, Any] = {
+        "temperature": float(rng.choice([0.5, 1.0, 2.0])),
+        "top_p": float(rng.choice([0.3, 0.95, 1.0])),
+        "top_k": int(rng.choice([0, 7, 3000])),
+        "min_p": float(rng.choice([0.0, 0.02])),
+    }
+    for uniform in (0.0, 0.5, 0.999, float(np.nextafter(np.float32(1), np.float32(0)))):
+        assert sample_row(logits, row(uniform=uniform, **values), NO_IDS, ()) == full_sort(
+            logits, uniform, **values
+        )
+
+
+def full_sort(
+    logits: npt.NDArray[np.float32],
+    uniform: float,
+    *,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+) -> int:
+    """The definition, without shortcuts."""
+    weights = np.exp((logits - logits.max()) / np.float32(temperature))  # float32, as there
+    order = np.argsort(-weights, kind="stable")
+    order = order[weights[order] >= min_p]
+    order = order[: top_k or len(order)]
+    mass = weights[order].cumsum(dtype=np.float64)
+    if top_p < 1:
+        order = order[: int(np.searchsorted(mass, top_p * mass[-1])) + 1]
+        mass = mass[: len(order)]
+    chosen = int(np.searchsorted(mass, np.float32(uniform) * mass[-1], side="right"))
+    return int(order[min(chosen, len(order) - 1)])
+
+
+def test_penalties_act_on_their_own_ids() -> None:
+    logits = np.array([2.0, -2.0, 1.0, 0.5, 3.0], dtype=np.float32)
+    known = np.array([0, 1, 4, 4, 3], dtype=np.int32)
+    greedy = {"temperature": 0.0, "num_prompt_tokens": 2}
+    # Repetition sees prompt and output: 4 and 0 shrink to 0.75 and 0.5, 2 stays.
+    assert sample_row(logits, row(repetition_penalty=4.0, **greedy), known, ()) == 2
+    # Frequency and presence see the output 4, 4, 3 only.
+    assert sample_row(logits, row(frequency_penalty=0.6, **greedy), known, ()) == 0
+    assert sample_row(logits, row(presence_penalty=0.9, **greedy), known, ()) == 4
+    assert sample_row(logits, row(presence_penalty=1.1, **greedy), known, ()) == 0
+    assert (logits == [2.0, -2.0, 1.0, 0.5, 3.0]).all()
+
+
+def test_suppressed_stops_are_not_sampled() -> None:
+    flags = {"flags": int(RowFlag.SAMPLE | RowFlag.SUPPRESS_STOP)}
+    assert sample_row(SIX, row(temperature=0.0, **flags), NO_IDS, (1,)) == 3
+    assert sample_row(SIX, row(temperature=0.0), NO_IDS, (1,)) == 1
+
+
+def batch_of(rows: list[Any]) -> Batch:
+    table = np.array(rows, dtype=ROW.dtype)
+    table["seq"] = table["query_start"] = index = np.arange(len(rows))
+    ones = np.ones(len(rows), dtype=np.int64)
+    return Batch(table, index, ones, ones, ones, index, ones, ones, index, index)
+
+
+def run(logits: npt.NDArray[np.float32], rows: list[Any]) -> tuple[Any, npt.NDArray[np.int32]]:
+    results = np.zeros(len(rows), dtype=RESULT.dtype)
+    history = np.zeros((len(rows), 4), dtype=np.int32)
+    sample(logits, batch_of(rows), history, results, ())
+    return results, history
+
+
+def test_result_does_not_depend_on_batch_mates() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (8, 1000)).astype(np.float32)
+    rows = [row(temperature=0.3 * i, top_k=i * 9, uniform=i / 8) for i in range(8)]
+    together, history = run(logits, rows)
+    assert (history[:, 1] == together["token"]).all()
+    for index in range(8):
+        alone, _ = run(logits[index : index + 1], [rows[index]])
+        assert alone[0] == together[index]
+
+
+def test_logprob_is_of_the_raw_distribution() -> None:
+    results, _ = run(SIX[None], [row(temperature=0.2, top_k=1)])
+    assert results["logprob"][0] == pytest.approx(np.log(0.4), abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_numbers_give_an_invalid_token(bad: float) -> None:
+    logits = np.stack([SIX, SIX])
+    logits[0, 4] = bad
+    results, history = run(logits, [row(), row(temperature=0.0)])
+    assert results["token"].tolist() == [INVALID_TOKEN, 1]
+    assert np.isnan(results["logprob"][0])
+    assert history[0, 1] == 0
+
+
+def test_nothing_but_minus_infinity_gives_an_invalid_token() -> None:
+    results, _ = run(np.full((1, 6), -np.inf, dtype=np.float32), [row()])
+    assert results["token"][0] == INVALID_TOKEN
