@@ -279,7 +279,7 @@ class Environment:
     """All environment variables that the program reads."""
 
     cache_dir: Path
-    """BLINKBED_CACHE_DIR, else XDG_CACHE_HOME/blinkbed: models and compiled libraries."""
+    """BLINKBED_CACHE, else XDG_CACHE_HOME/blinkbed: models and compiled libraries."""
     compiler: tuple[str, ...]
     """CXX, else c++: command (and leading arguments) of the C++17 compiler."""
 
@@ -288,6 +288,6 @@ class Environment:
         """Parse the process environment (or the given variables)."""
         given = os.environ if variables is None else variables
         home = Path(given.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        cache_dir = Path(given.get("BLINKBED_CACHE_DIR") or home / "blinkbed")
+        cache_dir = Path(given.get("BLINKBED_CACHE") or home / "blinkbed")
         compiler = tuple(shlex.split(given.get("CXX") or "c++"))
         return cls(cache_dir=cache_dir.expanduser().absolute(), compiler=compiler or ("c++",))

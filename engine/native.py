@@ -19,6 +19,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from engine.config import Environment
+from engine.errors import UserError
+
 FLAGS = (
     "-O3",
     "-march=native",
@@ -36,7 +39,7 @@ TIMEOUT_S = 300.0
 Define = str | int | None
 
 
-class CompileError(RuntimeError):
+class CompileError(UserError):
     """The compiler refused a source; the message ends with the compiler's own output."""
 
 
@@ -46,14 +49,9 @@ class CompilerMissing(CompileError):  # noqa: N818 - reads as the fact it states
 
 def cache_dir() -> Path:
     """Folder of everything Blinkbed may build or fetch again; made if it is not there."""
-    configured = os.environ.get("BLINKBED_CACHE")
-    if configured:
-        folder = Path(configured)
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        folder = Path(base) / "blinkbed"
+    folder = Environment.read().cache_dir
     folder.mkdir(parents=True, exist_ok=True)
-    return folder.absolute()
+    return folder
 
 
 def find_compiler() -> list[str]:

@@ -1,0 +1,1 @@
+"""Control paths: who runs the scheduler, and when."""

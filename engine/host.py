@@ -1,0 +1,183 @@
+"""The host process: loads the model, lays out device memory, starts the device's loop, shakes
+hands.
+
+Then it has nothing more to do, and may be stopped or killed: tokens keep coming. At SIGTERM it
+tells the device, through memory, to finish what is there and stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from engine import progress
+from engine.config import ServeConfig
+from engine.control.persistent import PersistentLoop, kernel_module
+from engine.errors import UserError
+from engine.handshake import HandshakeServer, ModelCard, Offer
+from engine.model.source import ModelSource, open_model
+from engine.model_pass import model_pass
+from engine.protocol import EngineState, Geometry
+from engine.scheduler_memory import ModelLimits, SchedulerMemory
+from engine.state import Command
+
+DEVICE_LIBRARIES = {"sim": "emulation.cupysim"}
+DRAIN_TIMEOUT_S = 10.0
+
+
+def device_library(config: ServeConfig) -> ModuleType:
+    """CuPy, or the simulator that stands in for it, bound to this stack's device."""
+    os.environ["CUPYSIM_DEVICE"] = str(config.device_socket)
+    return importlib.import_module(DEVICE_LIBRARIES[config.device.device])
+
+
+def model_limits(config: ServeConfig, source: ModelSource) -> ModelLimits:
+    """Raises UserError when the configured context is beyond the model's."""
+    wanted = config.scheduler.max_context
+    if wanted > source.spec.max_context:
+        raise UserError(
+            f"max_context={wanted} is more than the {source.spec.max_context} positions of model "
+            f"{source.spec.name}; give --max-context {source.spec.max_context} or less"
+        )
+    return ModelLimits(source.spec.vocab_size, wanted, source.spec.eos_ids)
+
+
+def epoch_now() -> int:
+    """A number that no earlier start on this machine had."""
+    return time.time_ns()
+
+
+class Host:
+    """One engine: its memory, its loop, its handshake server. A context manager."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        progress.progress(f"opening model {config.model.model}")
+        source = open_model(config.model.model)
+        limits = model_limits(config, source)
+        self._xp = device_library(config)
+        geometry = Geometry(
+            config.ring.num_slots,
+            config.ring.token_ring_entries,
+            limits.max_context,
+            limits.vocab_size,
+        )
+        self._window = self._xp.cuda.export.SharedWindow(
+            config.ring.num_ports * geometry.port_bytes
+        )
+        epoch = epoch_now()
+        self._memory = SchedulerMemory(
+            self._xp, self._window.array, config.ring, config.scheduler, limits, epoch
+        )
+        module = kernel_module(self._xp)
+        launch_pass = model_pass(self._xp, config, source, self._memory, module)
+        progress.progress("capturing step graphs")
+        self._loop = PersistentLoop(self._xp, self._memory, module, launch_pass)
+        pool_tokens = config.scheduler.num_pages * config.scheduler.page_size
+        card = ModelCard(
+            model_id=source.spec.name,
+            max_model_len=min(limits.max_context, pool_tokens),
+            vocab_size=limits.vocab_size,
+            eos_ids=limits.eos_ids,
+            tokenizer=source.card,
+        )
+        self.window = f"simulated device memory, {self._window.nbytes >> 10} KiB"
+        self._loop.start()
+        offer = Offer(
+            window_fd=self._window.fd,
+            geometry=geometry,
+            num_ports=config.ring.num_ports,
+            epoch=epoch,
+            window=self.window,
+            card=card,
+            server_info=server_info(config),
+        )
+        self._server = HandshakeServer(config.handshake_socket, offer)
+
+    def drain(self) -> bool:
+        """Tell the device to finish and stop; whether it did within DRAIN_TIMEOUT_S."""
+        self._loop.command(Command.DRAIN)
+        if self._wait_stopped(DRAIN_TIMEOUT_S):
+            return True
+        self._loop.command(Command.STOP)
+        return self._wait_stopped(DRAIN_TIMEOUT_S)
+
+    def _wait_stopped(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        halted = (EngineState.STOPPED, EngineState.FATAL)
+        while time.monotonic() < deadline:
+            if int(self._xp.asnumpy(self._memory.word("state"))[0]) in halted:
+                return True
+            time.sleep(0.01)
+        return False
+
+    def close(self) -> None:
+        """Stop answering handshakes. Device memory goes with the device."""
+        self._server.close()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def server_info(config: ServeConfig) -> dict[str, Any]:
+    """Facts for /server_info and reports."""
+    scheduler = config.scheduler
+    return {
+        "model": config.model.model,
+        "device": config.device.device,
+        "link": config.link,
+        "path": config.path,
+        "num_pages": scheduler.num_pages,
+        "page_size": scheduler.page_size,
+        "max_running": scheduler.max_running,
+        "max_step_tokens": scheduler.max_step_tokens,
+        "max_context": scheduler.max_context,
+        "ring_slots": config.ring.num_slots,
+        "token_ring_entries": config.ring.token_ring_entries,
+        "num_ports": config.ring.num_ports,
+        "numpy": np.__version__,
+    }
+
+
+def wait_for_stop_signal() -> None:
+    """Return at SIGTERM or SIGINT, whichever thread the kernel hands it to.
+
+    The signal is read from a pipe: a wait in the interpreter would miss one that another thread
+    takes, as happens after a freeze.
+    """
+    reading_end, writing_end = os.pipe()
+    os.set_blocking(writing_end, False)
+    signal.set_wakeup_fd(writing_end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    os.read(reading_end, 1)
+
+
+def serve(config: ServeConfig) -> int:
+    """Start the engine, wait for the stop signal, drain; the exit status."""
+    with Host(config) as host:
+        progress.ready("the device drives itself", window=host.window)
+        wait_for_stop_signal()
+        return 0 if host.drain() else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.host", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="ServeConfig as a JSON file")
+    config = ServeConfig.from_json(parser.parse_args().config.read_text())
+    return progress.run_child(lambda: serve(config), debug=config.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The model on the device: its memory there, and the launch of one pass for the step graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from engine import progress
+from engine.config import ServeConfig
+from engine.errors import UserError
+from engine.model.source import ModelSource
+from engine.model.spec import device_weights
+from engine.scheduler_memory import SchedulerMemory
+
+PROGRAM = "engine.model.program:Program"
+
+
+def model_pass(
+    xp: ModuleType,
+    config: ServeConfig,
+    source: ModelSource,
+    memory: SchedulerMemory,
+    module: Any,
+) -> Callable[[], None]:
+    """Load the model; the returned function launches one pass on the current stream."""
+    if source.spec.architecture == "scripted":
+        kernel = module.get_function("scripted_forward")
+        return lambda: kernel((1,), (1,), (memory.state,))
+    return _transformer_pass(xp, config, source, memory)
+
+
+def _transformer_pass(
+    xp: ModuleType, config: ServeConfig, source: ModelSource, memory: SchedulerMemory
+) -> Callable[[], None]:
+    spec, limits = source.spec, config.scheduler
+    check_memory(xp, config, source)
+    program = xp.RawModule(path=PROGRAM, backend="python")
+
+    def call(name: str, *arguments: Any) -> None:
+        program.get_function(name)((1,), (1,), arguments)
+
+    call(
+        "load",
+        xp.asarray(np.frombuffer(spec.to_json().encode(), np.uint8)),
+        limits.page_size,
+        limits.max_context,
+        config.device.num_threads,
+    )
+    num_weights = len(device_weights(spec))
+    held = []  # the device's program works on these arrays: they live as long as its launches
+    for index, (name, weight) in enumerate(source.weights()):
+        if index % 16 == 0:
+            progress.progress(f"loading weights, {100 * index // num_weights} %")
+        held.append(xp.asarray(weight))
+        call("add_weight", xp.asarray(np.frombuffer(name.encode(), np.uint8)), held[-1])
+    call("finish")
+    kv_cache = xp.zeros(
+        (spec.num_layers, 2, limits.num_pages, limits.page_size, spec.num_kv_heads, spec.head_dim),
+        np.float32,
+    )
+    arrays = memory.arrays
+    forward = program.get_function("forward")
+    arguments = (
+        arrays["plan"],
+        arrays["rows"],
+        arrays["history"],
+        arrays["block_tables"],
+        kv_cache,
+        arrays["results"],
+    )
+    xp.cuda.Device().synchronize()
+
+    def launch(_weights: list[Any] = held) -> None:
+        forward((1,), (1,), arguments)
+
+    return launch
+
+
+def check_memory(xp: ModuleType, config: ServeConfig, source: ModelSource) -> None:
+    """Raise UserError if weights and KV cache do not fit into what the device has free."""
+    spec, limits = source.spec, config.scheduler
+    kv_bytes = spec.kv_bytes_per_token * limits.num_pages * limits.page_size
+    free_bytes, _ = xp.cuda.runtime.memGetInfo()
+    if spec.weights_bytes + kv_bytes > free_bytes:
+        raise UserError(
+            f"too little memory: {spec.name} needs {spec.weights_bytes >> 20} MiB for weights and "
+            f"{kv_bytes >> 20} MiB for {limits.num_pages} KV pages, and the device has "
+            f"{free_bytes >> 20} MiB free; lower --num-pages or take a smaller model"
+        )

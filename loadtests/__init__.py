@@ -1,0 +1,1 @@
+"""Load tests and benchmarks: Locust users, gates, and the table of figures."""
