@@ -39,7 +39,7 @@ TIMEOUT_S = 300.0
 Define = str | int | None
 
 
-class CompileError(UserError):
+class CompileError(UserError, RuntimeError):
     """The compiler refused a source; the message ends with the compiler's own output."""
 
 
