@@ -153,7 +153,7 @@ class Launcher:
 
     def _reason(self, child: Child) -> str:
         device = self._children["device"]
-        if child is not device and device.wait(0.2):
+        if child is not device and device.wait(1.0):
             child = device  # what it took with it is not the cause
         if child.wait(1.0) and child.failure is None:
             return f"the {child.name} process ended while starting ({child.last_words()})"

@@ -31,7 +31,7 @@ def stub(mode: str) -> Iterator[str]:
 
 def test_ttft_and_tpot_are_those_of_the_text_alone() -> None:
     with stub("normal") as url:
-        outcome = run_locust(url, Load(users=2, seconds=4, max_tokens=21))
+        outcome = run_locust(url, Load(users=2, seconds=8, max_tokens=21))
     assert outcome.num_failures == 0
     assert outcome.num_requests >= 4
     assert outcome.num_tokens == 21 * outcome.num_requests
@@ -43,14 +43,14 @@ def test_ttft_and_tpot_are_those_of_the_text_alone() -> None:
 @pytest.mark.parametrize("mode", ["error", "cut", "silent-end", "refuse"])
 def test_a_stream_that_is_not_complete_is_a_failure(mode: str) -> None:
     with stub(mode) as url:
-        outcome = run_locust(url, Load(users=1, seconds=3, max_tokens=21))
+        outcome = run_locust(url, Load(users=1, seconds=8, max_tokens=21))
     assert outcome.num_requests >= 1
     assert outcome.num_failures == outcome.num_requests
     assert outcome.tpot_ms == []
 
 
 def test_exit_status_follows_the_error_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    load = ["--users=1", "--seconds=3", "--max-ttft-p99-ms=60000"]
+    load = ["--users=1", "--seconds=8", "--max-ttft-p99-ms=60000"]
     with stub("normal") as url:
         assert main(["--url", url, *load]) == 0
     with stub("error") as url:
@@ -60,7 +60,7 @@ def test_exit_status_follows_the_error_gate(capsys: pytest.CaptureFixture[str]) 
 
 def test_exit_status_follows_the_ttft_gate(capsys: pytest.CaptureFixture[str]) -> None:
     with stub("normal") as url:
-        assert main(["--url", url, "--users=1", "--seconds=3", "--max-ttft-p99-ms=200"]) == 1
+        assert main(["--url", url, "--users=1", "--seconds=8", "--max-ttft-p99-ms=200"]) == 1
     assert "TTFT p99" in capsys.readouterr().err
 
 
