@@ -177,7 +177,8 @@ class SchedulerConfig(Section):
         self._require(
             self.chunked_prefill or self.max_step_tokens >= self.max_context,
             "max_step_tokens",
-            f"must be at least max_context={self.max_context} without chunked prefill",
+            f"must be at least max_context={self.max_context} without chunked prefill "
+            "(--max-step-tokens)",
         )
 
     @property

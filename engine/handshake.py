@@ -147,6 +147,7 @@ class HandshakeServer:
         offer = self._offer
         answer = {
             "geometry": dataclasses.asdict(offer.geometry),
+            "num_ports": offer.num_ports,
             "epoch": offer.epoch,
             "port_offset": hello["port"] * offer.geometry.port_bytes,
             "window": offer.window,
@@ -182,11 +183,40 @@ class HandshakeServer:
         self.close()
 
 
+def fetch_offer(path: Path, *, timeout_s: float = 30.0) -> Offer:
+    """The host's offer, so that somebody else can make it once the host is gone.
+
+    The descriptor in it belongs to the caller. Raises HandshakeRefusedError as `connect` does.
+    """
+    answer, fds = _ask(path, 0, timeout_s)
+    return Offer(
+        window_fd=fds[0],
+        geometry=Geometry(**answer["geometry"]),
+        num_ports=answer["num_ports"],
+        epoch=answer["epoch"],
+        window=answer["window"],
+        card=ModelCard.from_mapping(answer["card"]),
+        server_info=answer["server_info"],
+    )
+
+
 def connect(path: Path, *, port: int = 0, timeout_s: float = 30.0) -> Session:
     """Shake hands with the host at `path` and map the port.
 
     Raises HandshakeRefusedError when the host refuses or does not answer within `timeout_s`.
     """
+    answer, fds = _ask(path, port, timeout_s)
+    try:
+        geometry = Geometry(**answer["geometry"])
+        link = SharedMemoryLink.from_fd(fds[0], answer["port_offset"], geometry, answer["window"])
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return Session(link, ModelCard.from_mapping(answer["card"]), answer["server_info"])
+
+
+def _ask(path: Path, port: int, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+    """The host's answer and its descriptors, which belong to the caller."""
     hello = {"version": protocol.VERSION, "layout_hash": protocol.layout_hash(), "port": port}
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -199,15 +229,9 @@ def connect(path: Path, *, port: int = 0, timeout_s: float = 30.0) -> Session:
             raise HandshakeRefusedError(
                 f"no handshake with the host at {path} within {timeout_s:g} s: {error}"
             ) from error
-    try:
-        if "error" in answer:
-            raise HandshakeRefusedError(str(answer["error"]))
-        geometry = Geometry(**answer["geometry"])
-        link = SharedMemoryLink.from_fd(fds[0], answer["port_offset"], geometry, answer["window"])
-    finally:
-        for fd in fds:
-            os.close(fd)
-    return Session(link, ModelCard.from_mapping(answer["card"]), answer["server_info"])
+    if "error" in answer:
+        raise HandshakeRefusedError(str(answer["error"]))
+    return answer, fds
 
 
 def _connect_until(sock: socket.socket, path: Path, deadline: float) -> None:

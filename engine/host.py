@@ -77,6 +77,7 @@ class Host:
         self._memory = SchedulerMemory(
             self._xp, self._window.array, config.ring, config.scheduler, limits, epoch
         )
+        progress.progress("building the device's kernels, at the first start")
         module = kernel_module(self._xp)
         launch_pass = model_pass(self._xp, config, source, self._memory, module)
         progress.progress("capturing step graphs")
@@ -89,6 +90,7 @@ class Host:
             eos_ids=limits.eos_ids,
             tokenizer=source.card,
         )
+        self.model_id = card.model_id
         self.window = f"simulated device memory, {self._window.nbytes >> 10} KiB"
         self._loop.start()
         offer = Offer(
@@ -103,7 +105,16 @@ class Host:
         self._server = HandshakeServer(config.handshake_socket, offer)
 
     def drain(self) -> bool:
-        """Tell the device to finish and stop; whether it did within DRAIN_TIMEOUT_S."""
+        """Tell the device to finish and stop; whether it did within DRAIN_TIMEOUT_S.
+
+        Raises UserError when the device is gone.
+        """
+        try:
+            return self._drain()
+        except self._xp.cuda.runtime.CUDARuntimeError as error:
+            raise UserError("the device was gone before it could be told to stop") from error
+
+    def _drain(self) -> bool:
         self._loop.command(Command.DRAIN)
         if self._wait_stopped(DRAIN_TIMEOUT_S):
             return True
@@ -167,7 +178,7 @@ def wait_for_stop_signal() -> None:
 def serve(config: ServeConfig) -> int:
     """Start the engine, wait for the stop signal, drain; the exit status."""
     with Host(config) as host:
-        progress.ready("the device drives itself", window=host.window)
+        progress.ready("the device drives itself", window=host.window, model_id=host.model_id)
         wait_for_stop_signal()
         return 0 if host.drain() else 1
 

@@ -20,6 +20,7 @@ from engine.available_memory import available_memory_bytes
 from engine.child import Child
 from engine.config import ServeConfig
 from engine.errors import UserError
+from engine.handshake import HandshakeServer, Offer, fetch_offer
 from engine.ready import ReadyLine
 from engine.runtime_dir import RuntimeDir
 
@@ -72,6 +73,8 @@ class Launcher:
         self._num_restarts = 0
         self._restart_at: float | None = None
         self._is_clean = True
+        self._offer: Offer | None = None
+        self._handshakes: HandshakeServer | None = None
         self._is_serving = False
         self._closed = False
 
@@ -82,6 +85,8 @@ class Launcher:
         for name in ("host", "smartnic"):
             self._start(name)
             self._wait_ready(self._children[name])
+            if name == "host" and self._config.handshake_socket.exists():
+                self._offer = fetch_offer(self._config.handshake_socket)
         self._announce()
         self._is_serving = True
         while not self._stop_signals:
@@ -163,7 +168,7 @@ class Launcher:
         host, port = self._config.smartnic.host, self._config.smartnic.port
         line = ReadyLine(
             url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
-            model=self._config.model.model,
+            model=str(self._fact("model_id", self._config.model.model)),
             device=self._config.device.device,
             link=self._config.link,
             window=str(self._fact("window")),
@@ -173,11 +178,11 @@ class Launcher:
         )
         print(line.to_line(), flush=True)
 
-    def _fact(self, key: str) -> object:
+    def _fact(self, key: str, default: str = "unknown") -> object:
         for child in self._children.values():
             if child.ready is not None and key in child.ready.facts:
                 return child.ready.facts[key]
-        return "unknown"
+        return default
 
     # ---- watch
 
@@ -217,9 +222,12 @@ class Launcher:
         words = child.last_words()
         if child.name == "device":
             self._is_clean = False
-            _say(f"device process ended ({words}); requests are answered with 503 until a restart")
+            _say(f"device process ended ({words}); requests get 503; start anew")
         elif child.name == "host":
-            if self._children["device"].is_running:
+            if child.process.returncode == 0:
+                self._is_clean = False
+                _say("host process was told to stop, and stopped the device; requests get 503")
+            elif self._children["device"].is_running:
                 _say(f"host process ended ({words}); serving goes on")
         else:
             self._plan_restart(child, words)
@@ -236,9 +244,16 @@ class Launcher:
     def _time_to_restart(self) -> float | None:
         return None if self._restart_at is None else self._restart_at - time.monotonic()
 
+    def _answer_handshakes(self) -> None:
+        """In the host's place from now on: it may be frozen or gone when a SmartNIC comes back."""
+        if self._handshakes is None and self._offer is not None:
+            self._config.handshake_socket.unlink(missing_ok=True)
+            self._handshakes = HandshakeServer(self._config.handshake_socket, self._offer)
+
     def _restart_when_due(self) -> None:
         if self._restart_at is not None and time.monotonic() >= self._restart_at:
             self._restart_at = None
+            self._answer_handshakes()
             self._start("smartnic")
             _say(f"smartnic process started again, pid {self._children['smartnic'].pid}")
 
@@ -282,6 +297,10 @@ class Launcher:
         self._closed = True
         for child in reversed(self._children.values()):
             child.close()
+        if self._handshakes is not None:
+            self._handshakes.close()
+        if self._offer is not None:
+            os.close(self._offer.window_fd)
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._wakeup.close()

@@ -56,6 +56,8 @@ def _transformer_pass(
             progress.progress(f"loading weights, {100 * index // num_weights} %")
         held.append(xp.asarray(weight))
         call("add_weight", xp.asarray(np.frombuffer(name.encode(), np.uint8)), held[-1])
+    progress.progress("building the forward pass, at the first start")
+    call("watch", memory.window, memory.geometry.port_bytes)
     call("finish")
     kv_cache = xp.zeros(
         (spec.num_layers, 2, limits.num_pages, limits.page_size, spec.num_kv_heads, spec.head_dim),

@@ -121,7 +121,9 @@ PROGRESS = Struct(
     ("session_ack", "u4"),
     ("state", "u4"),
     ("error", "u4"),
-    ("reserved", "u4", 5),
+    ("reserved0", "u4"),
+    ("pass_beat", "u8"),  # grows inside a long forward pass, once per layer and more
+    ("reserved", "u8"),
 )
 
 COUNTERS = Struct(

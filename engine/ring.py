@@ -67,6 +67,7 @@ class Snapshot:
 
     epoch: int
     heartbeat: int
+    pass_beat: int
     clock_ns: int
     state: int
     error: int

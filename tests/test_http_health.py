@@ -48,3 +48,18 @@ def test_health_stays_green_under_long_prompts() -> None:
                 assert get(url, "/readyz").status_code == 200
                 assert time.monotonic() - started < 1.0
         assert all(request.result().status_code == 200 for request in requests)
+
+
+def test_a_long_step_is_not_taken_for_a_lost_device() -> None:
+    """A whole prompt in one step takes longer than the heartbeat's limit; the pass itself beats."""
+    flags: dict[str, Any] = {
+        "chunked_prefill": False,
+        "max_step_tokens": 2048,
+        "heartbeat_timeout_s": 0.7,
+    }
+    with start_server(model="smollm2", **flags) as server:
+        body = {"prompt": [100 + i % 900 for i in range(2040)], "max_tokens": 2, "temperature": 0}
+        started = time.monotonic()
+        response = post(server.url, COMPLETIONS, body)
+        assert response.status_code == 200, response.text
+        assert time.monotonic() - started > 0.7

@@ -190,6 +190,27 @@ def test_serving_goes_on_without_the_host() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_smartnic_comes_back_without_the_host(how: signal.Signals) -> None:
+    with start_server() as server:
+        os.kill(server.pids["host"], how)
+        kill_smartnic(server)
+        wait_for_restart(server, 1)
+        wait_until(lambda: get(f"{server.url}/readyz")[0] == 200, 30, "ready again")
+        assert scripted_canary(server.url) == "canary"
+        assert server.stack.stop() == 0
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_host_that_is_told_to_stop_stops_the_device_and_the_launcher_says_so() -> None:
+    with start_server() as server:
+        os.kill(server.pids["host"], signal.SIGTERM)
+        wait_until(lambda: get(f"{server.url}/readyz")[0] == 503, 10, "/readyz 503")
+        wait_until(lambda: has_said(server, "was told to stop"), 10, "message")
+        assert server.stack.stop() == 1
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_serving_goes_on_while_host_and_launcher_are_frozen() -> None:
     with start_server() as server:
         with Freeze((server.pids["host"], server.pids["launcher"])) as freeze:

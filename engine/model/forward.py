@@ -12,10 +12,14 @@ from engine.model.batch import Batch
 from engine.model.spec import ModelSpec, Weight
 
 Floats = npt.NDArray[np.float32]
+Beats = npt.NDArray[np.uint64]
+"""Signs of life, uint64[num_ports]: a pass adds one to each after each layer."""
 
 
 class Forward(Protocol):
     """A model with its weights, ready to run steps."""
+
+    beats: Beats | None
 
     def __call__(
         self, batch: Batch, block_tables: npt.NDArray[np.int32], kv_cache: Floats

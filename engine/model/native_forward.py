@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.model.batch import Batch
-from engine.model.forward import Floats, rotary_table
+from engine.model.forward import Beats, Floats, rotary_table
 from engine.model.spec import ModelError, ModelSpec, Weight
 from engine.native import build_library
 
@@ -79,6 +79,9 @@ class _Batch(ctypes.Structure):
         ("kv_cache", c_void_p),
         ("num_pages", c_int64),
         ("logits", c_void_p),
+        ("beats", c_void_p),
+        ("num_beats", c_int64),
+        ("beat_stride", c_int64),
     ]
 
 
@@ -117,6 +120,7 @@ class NativeForward:
         num_threads: int,
     ) -> None:
         self.spec = spec
+        self.beats: Beats | None = None
         self._handle: int | None = None
         cos_sin = rotary_table(spec, max_context)
         layers = (_Layer * spec.num_layers)()
@@ -171,6 +175,10 @@ class NativeForward:
             num_pages=kv_cache.shape[2],
             logits=self._logits.ctypes.data,
         )
+        if self.beats is not None:
+            native.beats = self.beats.ctypes.data
+            native.num_beats = len(self.beats)
+            native.beat_stride = self.beats.strides[0] // self.beats.itemsize
         if _library().blinkbed_llama_forward(self._handle, ctypes.byref(native)) != 0:
             raise MemoryError("the forward pass found no memory for its intermediate results")
         return self._logits[:num_sampled]

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from engine.model import native_forward
 from engine.model.batch import read_batch
-from engine.model.forward import Forward, MakeForward
+from engine.model.forward import Beats, Forward, MakeForward
 from engine.model.sampling import sample
 from engine.model.spec import ModelSpec, device_weights
+from engine.protocol import C_CONSTANTS, PROGRESS
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -47,6 +48,7 @@ class Program:
         self._plain_torch = bool(plain_torch)
         self._expected = device_weights(self._spec)
         self._weights: dict[str, Floats] = {}
+        self._beats: Beats | None = None
 
     def add_weight(self, name: Bytes, weight: Floats) -> None:
         """Take one device weight (``spec.device_weights``) by name; the array must stay.
@@ -61,6 +63,12 @@ class Program:
             )
         self._weights[text] = weight
 
+    def watch(self, window: Bytes, port_bytes: int) -> None:
+        """Show signs of life during a pass in each port's progress line (``pass_beat``)."""
+        at = C_CONSTANTS["kProgressOffset"] + PROGRESS.offset("pass_beat")
+        ports = window.reshape(-1, int(port_bytes))
+        self._beats = ports[:, at : at + 8].view(np.uint64)[:, 0]
+
     def finish(self) -> None:
         """All weights are there: get ready. Raises ValueError if one is missing."""
         missing = self._expected.keys() - self._weights.keys()
@@ -73,6 +81,7 @@ class Program:
             max_context=self._max_context,
             num_threads=self._num_threads,
         )
+        self._forward.beats = self._beats
 
     def _make(self) -> MakeForward:
         if self._plain_torch or not native_forward.supports(self._spec):

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812, torch's own convention
 from torch import Tensor
 
 from engine.model.batch import Batch
-from engine.model.forward import Floats, rotary_table
+from engine.model.forward import Beats, Floats, rotary_table
 from engine.model.spec import ModelSpec, Weight
 
 
@@ -48,6 +48,7 @@ class TorchForward:
         max_context: int,
         num_threads: int,
     ) -> None:
+        self.beats: Beats | None = None
         torch.set_num_threads(num_threads)
         tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
         self.spec, self.page_size = spec, page_size
@@ -79,6 +80,8 @@ class TorchForward:
             normed = self._rms_norm(hidden, layer.mlp_norm)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            if self.beats is not None:
+                self.beats += np.uint64(1)
         last = hidden[torch.from_numpy(batch.last_token)]
         logits: Floats = F.linear(self._rms_norm(last, self._norm), self._head).numpy()
         return logits

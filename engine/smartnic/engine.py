@@ -69,7 +69,8 @@ class Engine:
             self._health.link_failed(str(error) or type(error).__name__)
         else:
             self._snapshot = snapshot
-            self._health.observe(snapshot.heartbeat, snapshot.state, time.monotonic())
+            beats = snapshot.heartbeat + snapshot.pass_beat
+            self._health.observe(beats, snapshot.state, time.monotonic())
         self._judge()
 
     def _link_failed(self, error: str) -> None:

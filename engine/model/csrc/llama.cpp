@@ -54,6 +54,13 @@ struct Batch {
   float* kv_cache;                     // [layers][2][pages][page_size][kv_heads][head_dim]
   std::int64_t num_pages;
   float* logits;  // [num_sampled][vocab_size]
+  std::uint64_t* beats;  // signs of life, one per port; beat_stride words apart
+  std::int64_t num_beats, beat_stride;
+
+  void beat() const {
+    for (std::int64_t i = 0; i < num_beats; ++i)
+      __atomic_fetch_add(beats + i * beat_stride, 1, __ATOMIC_RELEASE);
+  }
 };
 
 // Grows, never shrinks; aligned to a cache line so that no vector load crosses one.
@@ -97,7 +104,10 @@ class Llama {
     for (int t = 0; t < tokens; ++t)
       std::copy_n(model_.embed + offset(batch.token_ids[t], hidden), hidden,
                   hidden_ + offset(t, hidden));
-    for (int i = 0; i < model_.num_layers; ++i) run_layer(batch, layers_[i], i);
+    for (int i = 0; i < model_.num_layers; ++i) {
+      run_layer(batch, layers_[i], i);
+      batch.beat();
+    }
     for (int s = 0; s < batch.num_sampled; ++s)
       norm(hidden_ + offset(batch.last_token[s], hidden), model_.norm, hidden,
            normed_ + offset(s, hidden));
