@@ -43,7 +43,7 @@ BB_FN void change_session(const Team& team, Scheduler& s, int p, uint32_t sessio
 BB_FN void read_control(const Team& team, Scheduler& s, int p) {
   Port& port = s.ports[p];
   const Control* control = port_memory(s, p).control();
-  const uint32_t session = team.broadcast(load_acquire(&control->session));
+  const uint32_t session = read_word(team, &control->session);
   if (session != port.session) change_session(team, s, p, session);
   if (team.leader()) {
     const uint64_t index = load_acquire(&control->consumer_index);
@@ -61,7 +61,7 @@ BB_FN void read_control(const Team& team, Scheduler& s, int p) {
 BB_FN int read_cancels(const Team& team, Scheduler& s, int p, uint64_t now) {
   Port& port = s.ports[p];
   const PortMemory memory = port_memory(s, p);
-  const uint64_t count = team.broadcast(load_acquire(&memory.control()->cancel_count));
+  const uint64_t count = read_word(team, &memory.control()->cancel_count);
   const bool is_new = count != port.cancel_count;
   if (!is_new && now >= port.cancels_until_ns) return 0;
   int cancelled = 0;
@@ -149,7 +149,8 @@ BB_FN bool examine(const Team& team, Scheduler& s, int seq, uint64_t now, uint32
   }
   if (reason == FinishReason_NONE && command != Command_RUN) reason = FinishReason_ERROR_SHUTDOWN;
   // read_cancels looks at live slots only: a cancel may have come before its record was taken.
-  const bool cancelled = is_cancelled(port_memory(s, p), slot, record_of(s, seq).generation);
+  const bool cancelled =
+      team.leader() && is_cancelled(port_memory(s, p), slot, record_of(s, seq).generation);
   if (team.broadcast(int(cancelled)) && reason == FinishReason_NONE) reason = FinishReason_CANCELLED;
   if (reason == FinishReason_NONE)
     accept(team, s, seq);
@@ -173,7 +174,7 @@ BB_FN void answer_doorbells(const Team& team, Scheduler& s, int p, uint64_t now,
   const PortMemory memory = port_memory(s, p);
   for (int k = 0; k < s.max_pickups; k++) {
     const uint64_t sequence = port.next_sequence;
-    const uint64_t word = team.broadcast(load_acquire(memory.doorbell(sequence)));
+    const uint64_t word = read_word(team, memory.doorbell(sequence));
     const int slot = int(word & 0xffff);
     if (!is_rung(port, sequence, word)) return;
     const int seq = p * s.slots_per_port + slot;

@@ -62,7 +62,11 @@ BB_FN void write_entry(const PortMemory& port, uint64_t index, int slot, uint32_
   entry.logprob = logprob;
   entry.kind = uint16_t(kind);
   entry.finish_reason = uint16_t(reason);
+#if defined(__CUDACC__)
+  entry.check = crc32c_of_entry(reinterpret_cast<const uint32_t*>(&entry));
+#else
   entry.check = crc32c(&entry, offsetof(TokenEntry, check));
+#endif
   TokenEntry* to = port.token(index);
   to->slot = entry.slot;
   to->generation = entry.generation;
@@ -98,7 +102,8 @@ BB_FN uint32_t copy_record(const Team& team, const Scheduler& s, const PortMemor
   if (record.sequence != sequence || bytes < sizeof(Record) || bytes > s.slot_bytes || bytes % 4)
     return FinishReason_ERROR_TORN;
   copy_words(team, to, port.slot(slot), header_words, int(bytes / 4));
-  const int intact = team.leader() && crc32c(to + 4, bytes - 4) == record.crc32c;
+  const uint32_t crc = team_crc32c(team, to + 4, bytes - 4);
+  const int intact = team.leader() && crc == record.crc32c;
   return team.sum(intact) ? FinishReason_NONE : FinishReason_ERROR_TORN;
 }
 

@@ -97,7 +97,7 @@ BB_FN void account_time(Scheduler& s, uint64_t now) {
 // Publish, poll, admit, plan. Leaves the next pass in plan and rows; plan.num_rows == 0 if there is none.
 BB_FN void scheduler_step(const Team& team, Scheduler& s, Plan& plan, Row* rows,
                           const Result* results) {
-  const uint32_t command = team.broadcast(load_acquire(&s.command));
+  const uint32_t command = read_word(team, &s.command);
   if (team.leader()) account_time(s, clock_ns());
   team.sync();
   publish(team, s, plan, rows, results);
