@@ -1,0 +1,1 @@
+"""The CUDA device: kernels built by nvcc, memory, step graphs that launch each other."""
