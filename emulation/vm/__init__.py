@@ -1,0 +1,1 @@
+"""Two small machines with Soft-RoCE, for hosts whose kernel has none."""
