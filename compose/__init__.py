@@ -1,0 +1,1 @@
+"""Images and Compose stacks: the roles in containers, on one of four links."""
