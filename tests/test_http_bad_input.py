@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.http_client import (
     CHAT,
+    CLIENT,
     COMPLETIONS,
     canary,
     get,
@@ -113,6 +117,61 @@ def test_a_body_of_many_megabytes_is_refused(small_server: Server) -> None:
     response = post_raw(small_server.url, COMPLETIONS, b'{"prompt": "' + b"x" * (5 << 20) + b'"}')
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
+
+
+def send_head(url: str, head: bytes) -> bytes:
+    """What comes back for bytes in place of a request, until the server closes."""
+    parts = urlsplit(url)
+    answer = b""
+    with socket.create_connection((parts.hostname, parts.port), timeout=5) as sock:
+        try:
+            sock.sendall(head)
+            while part := sock.recv(65536):
+                answer += part
+        except (ConnectionResetError, BrokenPipeError):  # closed with bytes of ours unread
+            pass
+    return answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /livez HTTP/1.1\r\nx: ",
+        b"GET /livez?",
+        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ",
+    ],
+    ids=["header", "url", "trailer"],
+)
+def test_a_head_of_a_megabyte_is_refused_at_once(small_server: Server, head: bytes) -> None:
+    started = time.monotonic()
+    answer = send_head(small_server.url, head + b"x" * (1 << 20))
+    assert get(small_server.url, "/livez").status_code == 200
+    assert time.monotonic() - started < 1
+    assert not answer or b" 431 " in answer.splitlines()[0]
+
+
+def test_headers_just_over_the_limit_get_an_answer(small_server: Server) -> None:
+    started = b"GET /livez HTTP/1.1\r\nx: "
+    answer = send_head(small_server.url, started.ljust((64 << 10) + 1, b"x"))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+    response = CLIENT.get(small_server.url + "/livez", headers={"x": "x" * (60 << 10)})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("field", ["prompt", "n"])
+def test_too_many_choices_are_refused_before_they_are_read(
+    small_server: Server, field: str
+) -> None:
+    body = {"prompt": ["x", 5] * 100} if field == "prompt" else {"prompt": [[-1]], "n": 9}
+    assert_refused(post(small_server.url, COMPLETIONS, body), field)
+
+
+@pytest.mark.parametrize("key", ["--5", "\u00b2"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_bias_for_no_token_is_refused(small_server: Server, path: str, key: str) -> None:
+    body = {**prompt_for(path, "x"), "logit_bias": {key: 1}}
+    assert_refused(post(small_server.url, path, body), "logit_bias")
 
 
 @pytest.mark.parametrize("path", PATHS)

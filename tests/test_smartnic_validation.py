@@ -67,10 +67,10 @@ def test_any_value_of_any_field_is_taken_or_refused_by_name(name: str, value: An
 
 @given(json_values)
 def test_any_prompt_is_taken_or_refused(value: Any) -> None:
-    error = error_of(lambda: inputs.prompts(value, LIMITS))
+    error = error_of(lambda: inputs.prompts(value, None, LIMITS))
     assert error is None or error.param == "prompt"
     if error is None:
-        prompts = inputs.prompts(value, LIMITS)
+        prompts = inputs.prompts(value, None, LIMITS)
         assert prompts
         assert all(prompts)
 
@@ -154,6 +154,7 @@ def test_what_benchmark_tools_send_is_taken(table: tuple[Field, ...]) -> None:
         ("stop_token_ids", [True]),
         ("stop_token_ids", "1"),
         ("stop_token_ids", list(range(33))),
+        ("stop_token_ids", [1] * 33),
         ("stream_options", {"include_usage": True}),  # without stream
         ("echo", True),
         ("logprobs", 1),
@@ -165,6 +166,49 @@ def test_what_benchmark_tools_send_is_taken(table: tuple[Field, ...]) -> None:
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     assert refused(**{name: value}) == name
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(
+    "key", ["--5", "-5", "-", "", "+5", " 5", "5\n", "1_0", "\u00b2", "\u0665"]
+)
+def test_a_bias_key_that_is_no_token_id_is_refused(table: tuple[Field, ...], key: str) -> None:
+    error = error_of(lambda: parse(table, logit_bias={key: 1}))
+    assert error is not None
+    assert (error.status, error.param) == (400, "logit_bias")
+
+
+@pytest.mark.parametrize("name", ["top_p", "min_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", [1e-300, 1e-40, 1e300])
+def test_a_number_that_single_precision_lacks_is_refused(name: str, value: float) -> None:
+    assert refused(**{name: value}) == name
+
+
+def test_a_limit_of_0_is_refused_in_plain_words() -> None:
+    for name in ("max_tokens", "n"):
+        error = error_of(functools.partial(parse, COMPLETION_FIELDS, **{name: 0}))
+        assert error is not None
+        assert error.message == f"{name} must be at least 1, not a number (0)."
+
+
+def test_no_messages_are_refused_in_plain_words() -> None:
+    error = error_of(lambda: inputs.messages([]))
+    assert error is not None
+    assert error.message == "messages must have at least one message."
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ids_that_do_not_fit_are_refused_by_their_number_alone(nested: bool) -> None:
+    ids = ["no id"] * LIMITS.context
+    error = error_of(lambda: inputs.prompts([ids] if nested else [1, *ids[1:]], 7, LIMITS))
+    assert error is not None
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert f"{LIMITS.context + 7} tokens" in error.message
+
+
+def test_prompts_are_counted_unread() -> None:
+    for value, count in (("ab", 1), (None, 1), ([], 1), ([1, 2], 1), ([[], 5], 2), (["", 5], 2)):
+        assert inputs.count_prompts(value) == count
 
 
 def test_min_tokens_above_max_tokens_is_refused() -> None:
@@ -195,7 +239,7 @@ def test_values_that_mean_the_same_become_the_same(name: str, value: Any, taken:
 )
 def test_an_empty_or_mixed_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        inputs.prompts(prompt, LIMITS)
+        inputs.prompts(prompt, None, LIMITS)
     assert caught.value.param == "prompt"
 
 

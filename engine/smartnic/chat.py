@@ -20,7 +20,12 @@ class Chat:
     chunk_object_name = "chat.completion.chunk"
     input_name = "messages"
 
-    def inputs(self, body: Mapping[str, Any], model: ServedModel) -> list[list[dict[str, Any]]]:
+    def count_inputs(self, body: Mapping[str, Any]) -> int:
+        return 1
+
+    def inputs(
+        self, body: Mapping[str, Any], max_tokens: int | None, model: ServedModel
+    ) -> list[list[dict[str, Any]]]:
         return [messages(body.get("messages"))]
 
     async def encode(

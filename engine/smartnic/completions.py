@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.smartnic import validation
-from engine.smartnic.inputs import Prompt, prompts
+from engine.smartnic.inputs import Prompt, count_prompts, prompts
 from engine.smartnic.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -22,8 +22,13 @@ class Completions:
     chunk_object_name = "text_completion"
     input_name = "prompt"
 
-    def inputs(self, body: Mapping[str, Any], model: ServedModel) -> list[Prompt]:
-        return prompts(body.get("prompt"), model.limits)
+    def count_inputs(self, body: Mapping[str, Any]) -> int:
+        return count_prompts(body.get("prompt"))
+
+    def inputs(
+        self, body: Mapping[str, Any], max_tokens: int | None, model: ServedModel
+    ) -> list[Prompt]:
+        return prompts(body.get("prompt"), max_tokens, model.limits)
 
     async def encode(self, prompt: Prompt, max_tokens: int | None, model: ServedModel) -> list[int]:
         return await model.encode_prompt(prompt, max_tokens)

@@ -75,6 +75,13 @@ def context_length_exceeded(
     )
 
 
+def headers_too_large(limit: int) -> ApiError:
+    """431: refused before the request was read."""
+    return ApiError(
+        431, f"The request's headers are larger than {limit} bytes.", code="headers_too_large"
+    )
+
+
 def model_not_found(name: str, served: str) -> ApiError:
     """404: this server serves one model."""
     return ApiError(

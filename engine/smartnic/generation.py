@@ -30,8 +30,13 @@ class Endpoint(Protocol):
     chunk_object_name: str
     input_name: str
 
-    def inputs(self, body: Mapping[str, Any], model: ServedModel) -> list[Any]:
-        """The checked prompts, not yet tokenized."""
+    def count_inputs(self, body: Mapping[str, Any]) -> int:
+        """How many prompts there are: to be known before they are looked at."""
+
+    def inputs(
+        self, body: Mapping[str, Any], max_tokens: int | None, model: ServedModel
+    ) -> list[Any]:
+        """The checked prompts, not yet tokenized. max_tokens: as asked, None if it was not."""
 
     async def encode(self, prompt: Any, max_tokens: int | None, model: ServedModel) -> list[int]:
         """Token ids of one of them."""
@@ -59,13 +64,15 @@ class Generator:
         if values["model"] not in (None, model.name):
             raise model_not_found(values["model"], model.name)
         check_together(values)
-        inputs = endpoint.inputs(body, model)
-        num_choices = len(inputs) * values["n"]
+        num_inputs = endpoint.count_inputs(body)
+        num_choices = num_inputs * values["n"]
         if num_choices > model.limits.num_slots:
             raise invalid(
-                endpoint.input_name if len(inputs) > 1 else "n",
+                endpoint.input_name if num_inputs > 1 else "n",
                 f"{num_choices} choices are requested, {model.limits.num_slots} are possible.",
             )
+        limit_name, _ = endpoint.max_tokens(values)
+        inputs = endpoint.inputs(body, values[limit_name], model)
         job = _Job(exchange, endpoint, self._engine, model, values, num_choices)
         watcher = exchange.on_disconnect(job.abandon)
         try:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.smartnic.errors import ApiError, invalid, unsupported
+from engine.smartnic.errors import ApiError, context_length_exceeded, invalid, unsupported
 from engine.smartnic.validation import Limits, describe, string, token_ids
 
 Prompt = str | list[int]
 
 
-def prompts(value: Any, limits: Limits) -> list[Prompt]:
-    """The prompt field of a completion: a string, strings, ids, or lists of ids."""
+def count_prompts(value: Any) -> int:
+    """How many prompts the prompt field has, before anything of it is checked."""
+    several = type(value) is list and value and type(value[0]) in (str, list)
+    return len(value) if several else 1
+
+
+def prompts(value: Any, max_tokens: int | None, limits: Limits) -> list[Prompt]:
+    """The prompt field of a completion: a string, strings, ids, or lists of ids.
+
+    max_tokens: what is asked for the answer; ids that leave no room for it are refused unread.
+    """
     name = "prompt"
     if value is None:
         raise invalid(name, "prompt is missing.", code="missing_required_parameter")
@@ -22,15 +31,24 @@ def prompts(value: Any, limits: Limits) -> list[Prompt]:
     if not value:
         raise invalid(name, "prompt must not be empty.")
     if type(value[0]) in (str, list):
-        return [_nonempty(_one(item, f"{name}[{i}]", limits), name) for i, item in enumerate(value)]
-    return [token_ids(name, value, limits)]
+        return [
+            _nonempty(_one(item, f"{name}[{i}]", max_tokens, limits), name)
+            for i, item in enumerate(value)
+        ]
+    return [_ids(name, value, max_tokens, limits)]
 
 
-def _one(value: Any, name: str, limits: Limits) -> Prompt:
+def _ids(name: str, value: Any, max_tokens: int | None, limits: Limits) -> list[int]:
+    if type(value) is list and len(value) + (max_tokens or 1) > limits.context:
+        raise context_length_exceeded("prompt", limits.context, len(value), max_tokens)
+    return token_ids(name, value, limits)
+
+
+def _one(value: Any, name: str, max_tokens: int | None, limits: Limits) -> Prompt:
     try:
         if type(value) is str:
             return string(name, value)
-        return token_ids(name, value, limits)
+        return _ids(name, value, max_tokens, limits)
     except ApiError as error:
         error.param = "prompt"
         raise
@@ -50,8 +68,10 @@ def messages(value: Any) -> list[dict[str, Any]]:
     name = "messages"
     if value is None:
         raise invalid(name, "messages is missing.", code="missing_required_parameter")
-    if type(value) is not list or not value:
-        raise invalid(name, f"messages must be a list of at least one, not {describe(value)}.")
+    if type(value) is not list:
+        raise invalid(name, f"messages must be a list of messages, not {describe(value)}.")
+    if not value:
+        raise invalid(name, "messages must have at least one message.")
     return [_message(item, f"{name}[{i}]") for i, item in enumerate(value)]
 
 

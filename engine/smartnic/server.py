@@ -16,6 +16,7 @@ import uvicorn
 from engine.smartnic.app import App
 from engine.smartnic.engine import Engine
 from engine.smartnic.errors import draining
+from engine.smartnic.http_protocol import BoundedHttpProtocol
 from engine.smartnic.served_model import ServedModel
 
 KEEP_ALIVE_S = 75
@@ -47,7 +48,7 @@ def serve(
     """
     config = uvicorn.Config(
         App(engine, model),
-        http="httptools",
+        http=BoundedHttpProtocol,
         loop="uvloop",
         ws="none",
         lifespan="off",

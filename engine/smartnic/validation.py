@@ -6,10 +6,13 @@ ApiError that names the field. JSON's null is "absent" everywhere; unknown field
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from engine.protocol import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from engine.smartnic.detokenizer import StopSet
@@ -19,6 +22,8 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 4096
 MAX_ID_CHARS = 256
 GREEDY_BELOW_TEMPERATURE = 1e-5
+TOKEN_KEY = re.compile(r"-?[0-9]{1,20}")
+MIN_SINGLE = float(np.finfo(np.float32).tiny)  # the device's floats; smaller ones become 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +78,15 @@ def whole(low: int, high: int) -> Parser:
         if type(value) is not int:
             raise invalid(name, f"{name} must be an integer, not {describe(value)}.")
         if not low <= value <= high:
-            raise invalid(name, f"{name} must be between {low} and {high}, not {describe(value)}.")
+            bound = f"at least {low}" if value < low else f"at most {high}"
+            raise invalid(name, f"{name} must be {bound}, not {describe(value)}.")
         return value
 
     return parse
 
 
-def number(low: float, high: float, *, open_low: bool = False) -> Parser:
-    """A finite number of a range."""
+def number(low: float, high: float, *, open_low: bool = False, single: bool = False) -> Parser:
+    """A finite number of a range. single: what is not 0 must not be 0 for the device either."""
 
     def parse(name: str, value: Any, limits: Limits) -> float:
         if type(value) not in (int, float):
@@ -89,6 +95,10 @@ def number(low: float, high: float, *, open_low: bool = False) -> Parser:
             above = "above" if open_low else "at least"
             raise invalid(
                 name, f"{name} must be {above} {low} and at most {high}, not {describe(value)}."
+            )
+        if single and 0 < abs(value) < MIN_SINGLE:
+            raise invalid(
+                name, f"{name} must not be as close to 0 as {value}: use {MIN_SINGLE:.2g} or more."
             )
         return float(value)
 
@@ -136,8 +146,10 @@ def token_ids(name: str, value: Any, limits: Limits) -> list[int]:
     if value and (
         set(map(type, value)) != {int} or min(value) < 0 or max(value) >= limits.vocab_size
     ):
+        vocabulary = range(limits.vocab_size)
         for position, token in enumerate(value):
-            token_id(f"{name}[{position}]", token, limits, param=name)
+            if type(token) is not int or token not in vocabulary:
+                token_id(f"{name}[{position}]", token, limits, param=name)
     return value
 
 
@@ -154,10 +166,9 @@ def token_id(name: str, value: Any, limits: Limits, param: str | None = None) ->
 
 
 def stop_token_ids(name: str, value: Any, limits: Limits) -> tuple[int, ...]:
-    checked = tuple(dict.fromkeys(token_ids(name, value, limits)))
-    if len(checked) > MAX_STOP_TOKEN_IDS:
+    if type(value) is list and len(value) > MAX_STOP_TOKEN_IDS:
         raise invalid(name, f"{name} has more than {MAX_STOP_TOKEN_IDS} ids.")
-    return checked
+    return tuple(dict.fromkeys(token_ids(name, value, limits)))
 
 
 def stop(name: str, value: Any, limits: Limits) -> StopSet | None:
@@ -183,7 +194,7 @@ def logit_bias(name: str, value: Any, limits: Limits) -> tuple[tuple[int, float]
         raise invalid(name, f"{name} has more than {MAX_LOGIT_BIAS} entries.")
     pairs = []
     for key, bias in value.items():
-        if not (key.isascii() and key.lstrip("-").isdigit() and len(key) <= 20):
+        if not TOKEN_KEY.fullmatch(key):
             raise invalid(name, f"{name} has the key {describe(key)}, which is no token id.")
         token = token_id(name, int(key), limits)
         pairs.append((token, number(-100, 100)(name, bias, limits)))
@@ -228,9 +239,9 @@ ANY = sys.maxsize
 COMMON_FIELDS: tuple[Field, ...] = (
     Field("model", None, string),
     Field("temperature", 1.0, temperature),
-    Field("top_p", 1.0, number(0, 1, open_low=True)),
+    Field("top_p", 1.0, number(0, 1, open_low=True, single=True)),
     Field("top_k", 0, top_k),
-    Field("min_p", 0.0, number(0, 1)),
+    Field("min_p", 0.0, number(0, 1, single=True)),
     Field("seed", None, seed),
     Field("stop", None, stop),
     Field("stop_token_ids", (), stop_token_ids),
@@ -241,7 +252,7 @@ COMMON_FIELDS: tuple[Field, ...] = (
     Field("n", 1, whole(1, 128)),
     Field("frequency_penalty", 0.0, number(-2, 2)),
     Field("presence_penalty", 0.0, number(-2, 2)),
-    Field("repetition_penalty", 1.0, number(0, 10, open_low=True)),
+    Field("repetition_penalty", 1.0, number(0, 10, open_low=True, single=True)),
     Field("logit_bias", (), after(logit_bias, ())),
     Field("stream", False, boolean),
     Field("stream_options", None, stream_options),
