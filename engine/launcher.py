@@ -29,6 +29,7 @@ READY_TIMEOUT_S = {"host": 900.0, "smartnic": 120.0}
 STOP_TIMEOUT_S = 15.0
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 30.0  # a SmartNIC that lived this long starts again at the first delay
+SAME_STOP_S = 0.5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -70,6 +71,7 @@ class Launcher:
         self._children: dict[str, Child] = {}
         self._wakeup, self._waker = socket.socketpair()
         self._stop_signals = 0
+        self._last_stop_s = -SAME_STOP_S
         self._num_restarts = 0
         self._restart_at: float | None = None
         self._is_clean = True
@@ -106,7 +108,11 @@ class Launcher:
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
 
     def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stop_signals += 1
+        # One request to stop may come twice, to the process and to its group (timeout, systemd).
+        now = time.monotonic()
+        if now - self._last_stop_s > SAME_STOP_S:
+            self._stop_signals += 1
+        self._last_stop_s = now
 
     def _start(self, name: str) -> None:
         module: str = getattr(self._modules, name)

@@ -11,8 +11,9 @@ import numpy as np
 from engine import progress
 from engine.config import ServeConfig
 from engine.errors import UserError
+from engine.model import native_forward
 from engine.model.source import ModelSource
-from engine.model.spec import device_weights
+from engine.model.spec import ModelSpec, device_weights
 from engine.scheduler_memory import SchedulerMemory
 
 PROGRAM = "engine.model.program:Program"
@@ -56,7 +57,7 @@ def _transformer_pass(
             progress.progress(f"loading weights, {100 * index // num_weights} %")
         held.append(xp.asarray(weight))
         call("add_weight", xp.asarray(np.frombuffer(name.encode(), np.uint8)), held[-1])
-    progress.progress("building the forward pass, at the first start")
+    progress.progress(f"forward pass: {forward_kind(spec)}")
     call("watch", memory.window, memory.geometry.port_bytes)
     call("finish")
     kv_cache = xp.zeros(
@@ -79,6 +80,16 @@ def _transformer_pass(
         forward((1,), (1,), arguments)
 
     return launch
+
+
+def forward_kind(spec: ModelSpec) -> str:
+    """Which forward pass engine.model.program takes, and why; builds the native one if need be."""
+    if native_forward.supports(spec):
+        return "native"
+    return (
+        f"plain torch, slower (a head of {spec.head_dim} numbers is not a whole number of this "
+        "processor's vectors)"
+    )
 
 
 def check_memory(xp: ModuleType, config: ServeConfig, source: ModelSource) -> None:

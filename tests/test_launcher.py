@@ -180,6 +180,18 @@ def test_a_killed_smartnic_is_started_again_on_the_same_port() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_a_stop_signal_that_comes_twice_at_once_still_drains() -> None:
+    with start_long_server() as server, streaming(server, 30_000) as stream:
+        os.kill(server.pids["launcher"], signal.SIGTERM)
+        os.kill(server.pids["launcher"], signal.SIGTERM)
+        wait_until(lambda: stream.is_over, 30, "the answer to end")
+        assert stream.error is None
+        process = server.stack.process
+        wait_until(lambda: process.poll() is not None, 20, "the launcher's end")
+        assert process.returncode == 0
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_serving_goes_on_without_the_host() -> None:
     with start_server() as server:
         os.kill(server.pids["host"], signal.SIGKILL)
