@@ -106,8 +106,9 @@ class ThreadPool {
         wake_.wait(lock, [&] { return epoch_of(ticket_.load(std::memory_order_seq_cst)) != seen; });
         sleeping_.fetch_sub(1, std::memory_order_relaxed);
       }
-      if (stopping_) return;
+      // In this order: stopping_ is set before the last ticket, so who has seen that ticket stops.
       seen = epoch_of(ticket_.load(std::memory_order_acquire));
+      if (stopping_) return;
       take_tasks(seen);
     }
   }
