@@ -6,117 +6,22 @@ fields' metadata. A configuration travels to the child processes as JSON.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shlex
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
-from engine.errors import UserError
+from engine.link.verbs_config import HANDSHAKE_PORT, VerbsConfig
+from engine.section import ConfigError, Section, field_types, option
 
 MAX_PORTS = 256
 MAX_SLOTS_PER_PORT = 32768  # a doorbell word has 16 bits for the slot
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less its terminating zero
 DEVICES = ("sim",)
-LINKS = ("shm",)
+LINKS = ("auto", "rxe", "vm", "shm")
+VERBS_LINKS = ("rxe", "vm")
 PATHS = ("persistent",)
-
-
-class ConfigError(UserError, ValueError):
-    """A configuration value that cannot be used; the message names the key and the value."""
-
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    flag: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    hidden: bool = False,
-) -> Any:
-    """A dataclass field that is also a command-line flag (``--field-name`` unless named)."""
-    metadata = {"help": help_text, "flag": flag, "choices": choices, "hidden": hidden}
-    return field(default=default, metadata=metadata)
-
-
-def field_types(section: type[Section]) -> dict[str, Any]:
-    """Field name -> type of a section, annotations resolved."""
-    return typing.get_type_hints(section)
-
-
-class Section:
-    """Base of all configuration dataclasses: strict construction from mappings, and JSON."""
-
-    __slots__ = ()
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], prefix: str = "") -> Self:
-        """Build from a (nested) mapping; unknown keys and wrong types raise ConfigError."""
-        types = field_types(cls)
-        arguments: dict[str, Any] = {}
-        for key, value in values.items():
-            name = prefix + key
-            if key not in types:
-                known = ", ".join(sorted(types))
-                raise ConfigError(f"unknown configuration key {name}={value!r}; known: {known}")
-            kind = types[key]
-            if isinstance(kind, type) and issubclass(kind, Section):
-                if not isinstance(value, Mapping):
-                    raise ConfigError(f"{name}={value!r} must be a mapping")
-                arguments[key] = kind.from_mapping(value, prefix=f"{name}.")
-            else:
-                arguments[key] = _checked(name, value, kind)
-        return cls(**arguments)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The inverse of ``to_json``."""
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"configuration is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError("configuration must be a JSON object")
-        return cls.from_mapping(values)
-
-    def to_json(self) -> str:
-        """One line of JSON with every field."""
-        return json.dumps(dataclasses.asdict(self))  # type: ignore[call-overload]
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated again."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
-
-    def _require(self, condition: bool, key: str, rule: str) -> None:
-        if not condition:
-            raise ConfigError(f"{key}={getattr(self, key)!r}: {rule}")
-
-    def _require_range(self, key: str, low: float, high: float) -> None:
-        value = getattr(self, key)
-        self._require(low <= value <= high, key, f"must be between {low} and {high}")
-
-    def _require_power_of_two(self, key: str, low: int, high: int) -> None:
-        value: int = getattr(self, key)
-        power = value > 0 and value & (value - 1) == 0
-        self._require(
-            power and low <= value <= high, key, f"must be a power of two from {low} to {high}"
-        )
-
-    def _require_choice(self, key: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, key)
-        self._require(value in choices, key, f"not available; there is: {', '.join(choices)}")
-
-
-def _checked(name: str, value: Any, kind: type) -> Any:
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise ConfigError(f"{name}={value!r} must be of type {kind.__name__}")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +141,31 @@ class DeviceConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class WindowConfig(Section):
+    """Where the host puts the window: in memory of its own, or in a file that an RNIC maps."""
+
+    file: str = option("", "file that the RNIC maps as the window", flag="window-file")
+    offset: int = option(0, "first byte of the window in that file", flag="window-offset")
+    num_bytes: int = option(0, "bytes of the window there; 0: to its end", flag="window-bytes")
+
+    def __post_init__(self) -> None:
+        self._require_range("offset", 0, 1 << 48)
+        self._require(self.offset % 4096 == 0, "offset", "must be a multiple of 4096")
+        self._require_range("num_bytes", 0, 1 << 48)
+
+
+@dataclass(frozen=True, slots=True)
+class RnicConfig(Section):
+    """Where the SmartNIC finds the RNIC of the GPU's side, on the links that are RDMA."""
+
+    address: str = option("", "address of the RNIC's machine", flag="rnic")
+    port: int = option(HANDSHAKE_PORT, "its TCP port for handshakes", flag="rnic-port")
+
+    def __post_init__(self) -> None:
+        self._require_range("port", 1, 65535)
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig(Section):
     """Everything that one stack of processes is started with."""
 
@@ -244,7 +174,16 @@ class ServeConfig(Section):
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     smartnic: SmartnicConfig = field(default_factory=SmartnicConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
-    link: str = option("shm", "how the SmartNIC reaches the window", choices=LINKS)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    rnic: RnicConfig = field(default_factory=RnicConfig)
+    verbs: VerbsConfig = field(default_factory=VerbsConfig)
+    link: str = option(
+        "shm",
+        "how the SmartNIC reaches the window: shm (shared memory), vm (RDMA between two emulated "
+        "machines), rxe (RDMA of this host's kernel), auto (the best of these that works here)",
+        choices=LINKS,
+    )
+    link_reason: str = option("", "why this link", hidden=True)
     path: str = option("persistent", "who drives the steps", choices=PATHS)
     runtime_dir: str = option("", "folder of sockets, made by the launcher", hidden=True)
     debug: bool = option(False, "show full tracebacks")
@@ -258,6 +197,11 @@ class ServeConfig(Section):
             "runtime_dir",
             f"too long for a Unix socket, whose path has {MAX_SOCKET_PATH_BYTES} bytes at most",
         )
+
+    @property
+    def is_rdma(self) -> bool:
+        """Whether the SmartNIC reaches the window by RDMA."""
+        return self.link in VERBS_LINKS
 
     @property
     def runtime_path(self) -> Path:
@@ -292,3 +236,10 @@ class Environment:
         cache_dir = Path(given.get("BLINKBED_CACHE") or home / "blinkbed")
         compiler = tuple(shlex.split(given.get("CXX") or "c++"))
         return cls(cache_dir=cache_dir.expanduser().absolute(), compiler=compiler or ("c++",))
+
+
+__all__ = [
+    "ConfigError", "DeviceConfig", "Environment", "ModelConfig", "RingConfig", "RnicConfig",
+    "SchedulerConfig", "Section", "ServeConfig", "SmartnicConfig", "VerbsConfig", "WindowConfig",
+    "field_types", "option",
+]  # fmt: skip

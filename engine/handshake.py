@@ -63,6 +63,8 @@ class Offer:
     """The host's side of a window: everything that an answer is made of."""
 
     window_fd: int
+    window_offset: int
+    """Where in that file the window begins, bytes."""
     geometry: Geometry
     num_ports: int
     epoch: int
@@ -70,6 +72,35 @@ class Offer:
     """Where the window lives, in words (for example "simulated device memory")."""
     card: ModelCard
     server_info: dict[str, Any]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON data: all but the descriptor."""
+        return {
+            "version": protocol.VERSION,
+            "layout_hash": protocol.layout_hash(),
+            "geometry": dataclasses.asdict(self.geometry),
+            "port_bytes": self.geometry.port_bytes,
+            "num_ports": self.num_ports,
+            "epoch": self.epoch,
+            "window": self.window,
+            "window_offset": self.window_offset,
+            "card": self.card.to_mapping(),
+            "server_info": self.server_info,
+        }
+
+    @classmethod
+    def from_mapping(cls, fields: dict[str, Any], window_fd: int) -> Offer:
+        """The inverse of to_mapping."""
+        return cls(
+            window_fd=window_fd,
+            window_offset=fields["window_offset"],
+            geometry=Geometry(**fields["geometry"]),
+            num_ports=fields["num_ports"],
+            epoch=fields["epoch"],
+            window=fields["window"],
+            card=ModelCard.from_mapping(fields["card"]),
+            server_info=fields["server_info"],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +176,8 @@ class HandshakeServer:
             _send(peer, {"error": refusal}, [])
             return
         offer = self._offer
-        answer = {
-            "geometry": dataclasses.asdict(offer.geometry),
-            "num_ports": offer.num_ports,
-            "epoch": offer.epoch,
-            "port_offset": hello["port"] * offer.geometry.port_bytes,
-            "window": offer.window,
-            "card": offer.card.to_mapping(),
-            "server_info": offer.server_info,
-        }
-        _send(peer, answer, [offer.window_fd])
+        port_offset = offer.window_offset + hello["port"] * offer.geometry.port_bytes
+        _send(peer, {**offer.to_mapping(), "port_offset": port_offset}, [offer.window_fd])
 
     def _refusal(self, hello: dict[str, Any]) -> str | None:
         version, layout, port = (hello.get(key) for key in ("version", "layout_hash", "port"))
@@ -189,15 +212,7 @@ def fetch_offer(path: Path, *, timeout_s: float = 30.0) -> Offer:
     The descriptor in it belongs to the caller. Raises HandshakeRefusedError as `connect` does.
     """
     answer, fds = _ask(path, 0, timeout_s)
-    return Offer(
-        window_fd=fds[0],
-        geometry=Geometry(**answer["geometry"]),
-        num_ports=answer["num_ports"],
-        epoch=answer["epoch"],
-        window=answer["window"],
-        card=ModelCard.from_mapping(answer["card"]),
-        server_info=answer["server_info"],
-    )
+    return Offer.from_mapping(answer, fds[0])
 
 
 def connect(path: Path, *, port: int = 0, timeout_s: float = 30.0) -> Session:

@@ -8,36 +8,28 @@ tells the device, through memory, to finish what is there and stop.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from engine import progress
 from engine.config import ServeConfig
-from engine.control.persistent import PersistentLoop, kernel_module
+from engine.control.open_path import open_path
+from engine.device import open_device
 from engine.errors import UserError
 from engine.handshake import HandshakeServer, ModelCard, Offer
 from engine.model.source import ModelSource, open_model
-from engine.model_pass import model_pass
 from engine.protocol import EngineState, Geometry
-from engine.scheduler_memory import ModelLimits, SchedulerMemory
+from engine.scheduler_memory import ModelLimits
 from engine.state import Command
+from engine.window_file import WindowFile
 
-DEVICE_LIBRARIES = {"sim": "emulation.cupysim"}
 DRAIN_TIMEOUT_S = 10.0
-
-
-def device_library(config: ServeConfig) -> ModuleType:
-    """CuPy, or the simulator that stands in for it, bound to this stack's device."""
-    os.environ["CUPYSIM_DEVICE"] = str(config.device_socket)
-    return importlib.import_module(DEVICE_LIBRARIES[config.device.device])
 
 
 def model_limits(config: ServeConfig, source: ModelSource) -> ModelLimits:
@@ -57,44 +49,35 @@ def epoch_now() -> int:
 
 
 class Host:
-    """One engine: its memory, its loop, its handshake server. A context manager."""
+    """One engine: its memory, its loop, its offer to SmartNICs. A context manager."""
 
     def __init__(self, config: ServeConfig) -> None:
         progress.progress(f"opening model {config.model.model}")
         source = open_model(config.model.model)
         limits = model_limits(config, source)
-        self._xp = device_library(config)
+        card = model_card(config, source, limits)
         geometry = Geometry(
             config.ring.num_slots,
             config.ring.token_ring_entries,
             limits.max_context,
             limits.vocab_size,
         )
-        self._window = self._xp.cuda.export.SharedWindow(
-            config.ring.num_ports * geometry.port_bytes
-        )
         epoch = epoch_now()
-        self._memory = SchedulerMemory(
-            self._xp, self._window.array, config.ring, config.scheduler, limits, epoch
-        )
-        progress.progress("building the device's kernels, at the first start")
-        module = kernel_module(self._xp)
-        launch_pass = model_pass(self._xp, config, source, self._memory, module)
-        progress.progress("capturing step graphs")
-        self._loop = PersistentLoop(self._xp, self._memory, module, launch_pass)
-        pool_tokens = config.scheduler.num_pages * config.scheduler.page_size
-        card = ModelCard(
-            model_id=source.spec.name,
-            max_model_len=min(limits.max_context, pool_tokens),
-            vocab_size=limits.vocab_size,
-            eos_ids=limits.eos_ids,
-            tokenizer=source.card,
+        num_bytes = config.ring.num_ports * geometry.port_bytes
+        self._device = open_device(config)
+        self._file = WindowFile(config.window) if config.window.file else None
+        if self._file is not None:
+            self._file.withdraw()
+        self._window = self._device.make_window(
+            num_bytes, self._file.path if self._file else None, config.window.offset
         )
         self.model_id = card.model_id
-        self.window = f"simulated device memory, {self._window.nbytes >> 10} KiB"
-        self._loop.start()
+        self.window = f"{self._window.home}, {num_bytes >> 10} KiB"
+        self._path = open_path(config, self._device, source, limits, self._window, epoch)
+        self._path.start()
         offer = Offer(
             window_fd=self._window.fd,
+            window_offset=self._window.offset,
             geometry=geometry,
             num_ports=config.ring.num_ports,
             epoch=epoch,
@@ -102,6 +85,8 @@ class Host:
             card=card,
             server_info=server_info(config),
         )
+        if self._file is not None:
+            self._file.offer(offer.to_mapping(), num_bytes)
         self._server = HandshakeServer(config.handshake_socket, offer)
 
     def drain(self) -> bool:
@@ -111,21 +96,21 @@ class Host:
         """
         try:
             return self._drain()
-        except self._xp.cuda.runtime.CUDARuntimeError as error:
+        except self._device.lost_errors as error:
             raise UserError("the device was gone before it could be told to stop") from error
 
     def _drain(self) -> bool:
-        self._loop.command(Command.DRAIN)
+        self._path.command(Command.DRAIN)
         if self._wait_stopped(DRAIN_TIMEOUT_S):
             return True
-        self._loop.command(Command.STOP)
+        self._path.command(Command.STOP)
         return self._wait_stopped(DRAIN_TIMEOUT_S)
 
     def _wait_stopped(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         halted = (EngineState.STOPPED, EngineState.FATAL)
         while time.monotonic() < deadline:
-            if int(self._xp.asnumpy(self._memory.word("state"))[0]) in halted:
+            if self._path.state() in halted:
                 return True
             time.sleep(0.01)
         return False
@@ -133,12 +118,27 @@ class Host:
     def close(self) -> None:
         """Stop answering handshakes. Device memory goes with the device."""
         self._server.close()
+        if self._file is not None:
+            self._file.withdraw()
+            self._file.close()
 
     def __enter__(self) -> Host:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def model_card(config: ServeConfig, source: ModelSource, limits: ModelLimits) -> ModelCard:
+    """What SmartNICs are told of the model."""
+    pool_tokens = config.scheduler.num_pages * config.scheduler.page_size
+    return ModelCard(
+        model_id=source.spec.name,
+        max_model_len=min(limits.max_context, pool_tokens),
+        vocab_size=limits.vocab_size,
+        eos_ids=limits.eos_ids,
+        tokenizer=source.card,
+    )
 
 
 def server_info(config: ServeConfig) -> dict[str, Any]:
@@ -148,6 +148,7 @@ def server_info(config: ServeConfig) -> dict[str, Any]:
         "model": config.model.model,
         "device": config.device.device,
         "link": config.link,
+        "link_reason": config.link_reason,
         "path": config.path,
         "num_pages": scheduler.num_pages,
         "page_size": scheduler.page_size,

@@ -54,7 +54,7 @@ def main() -> int:
         eos_ids=limits.eos_ids,
         tokenizer=source.card,
     )
-    offer = Offer(window_fd, geometry, ring.num_ports, epoch, "native memory", card, {})
+    offer = Offer(window_fd, 0, geometry, ring.num_ports, epoch, "native memory", card, {})
     library = scheduler_library()
     pointer = memory.state.ctypes.data
     pause_s = arguments.step_us / 1e6

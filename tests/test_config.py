@@ -43,9 +43,9 @@ def test_json_gives_the_same_configuration_back() -> None:
         ({"scheduler": {"chunked_prefill": False}}, ["max_step_tokens=256", "max_context=2048"]),
         ({"scheduler": {"num_pages": 0}}, ["num_pages=0"]),
         ({"smartnic": {"port": 70000}}, ["port=70000"]),
-        ({"device": {"device": "cuda"}}, ["device='cuda'", "sim"]),
-        ({"link": "rxe"}, ["link='rxe'", "shm"]),
-        ({"path": "async"}, ["path='async'", "persistent"]),
+        ({"device": {"device": "tpu"}}, ["device='tpu'", "sim"]),
+        ({"link": "tcp"}, ["link='tcp'", "shm"]),
+        ({"path": "magic"}, ["path='magic'", "persistent"]),
         ({"runtime_dir": "/tmp/" + "x" * 120}, ["runtime_dir", "107"]),
     ],
 )

@@ -34,7 +34,7 @@ class PersistentLoop:
     def __init__(
         self, xp: ModuleType, memory: SchedulerMemory, module: Any, launch_pass: Callable[[], None]
     ) -> None:
-        self._memory = memory
+        self._xp, self._memory = xp, memory
         self._stream = xp.cuda.Stream(non_blocking=True)
         scheduler_node = module.get_function("scheduler_node")
 
@@ -66,3 +66,11 @@ class PersistentLoop:
         It goes over a stream of its own, since the loop's stream never drains.
         """
         self._memory.word("command").fill(int(command))
+
+    def state(self) -> int:
+        """The engine's state, read beside the loop."""
+        return int(self._xp.asnumpy(self._memory.word("state"))[0])
+
+    def error(self) -> int:
+        """The scheduler's error code (engine/state.py: SchedulerError)."""
+        return int(self._xp.asnumpy(self._memory.word("error"))[0])

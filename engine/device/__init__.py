@@ -1,1 +1,58 @@
-"""The CUDA device: kernels built by nvcc, memory, step graphs that launch each other."""
+"""The GPU of a stack as its host sees it: simulated or real, behind one interface."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from engine.config import ServeConfig
+from engine.control import ControlPath
+from engine.model.source import ModelSource
+from engine.scheduler_memory import SchedulerMemory
+
+MODULES = {"sim": "engine.device.sim", "cuda": "engine.device.cuda_device"}
+
+
+class Window(Protocol):
+    """The memory that the SmartNIC reaches: `nbytes` of it, at `offset` in the file `fd`."""
+
+    array: Any
+    """u8, shape [nbytes], as the device sees it."""
+    fd: int
+    nbytes: int
+    offset: int
+    home: str
+    """Where it lies, in words."""
+
+    def close(self) -> None:
+        """Give up the descriptor; idempotent."""
+
+
+class Device(Protocol):
+    """One GPU. Every method raises UserError where only the user can help."""
+
+    xp: Any
+    """CuPy, its simulator, or what stands between CuPy and us: a module or an object like it."""
+    lost_errors: tuple[type[Exception], ...]
+    """What calls raise once the device is gone."""
+
+    def make_window(self, nbytes: int, path: Path | None, offset: int) -> Window:
+        """Zeroed memory that another process can map: new, or at `offset` in the file `path`."""
+
+    def persistent_path(
+        self, config: ServeConfig, source: ModelSource, memory: SchedulerMemory
+    ) -> ControlPath:
+        """Load the model and build the graphs with which the device drives itself."""
+
+
+def open_device(config: ServeConfig) -> Device:
+    """The device that `config.device.device` names, bound to this stack."""
+    module: ModuleType = importlib.import_module(MODULES[config.device.device])
+    device: Device = module.open_device(config)
+    return device
+
+
+__all__: Sequence[str] = ("Device", "Window", "open_device")

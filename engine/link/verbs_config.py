@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import Section, option
+from engine.section import Section, option
 
 HANDSHAKE_PORT = 18515
 MAX_RETRY_COUNT = 6

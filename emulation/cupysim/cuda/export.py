@@ -32,6 +32,8 @@ class SharedWindow:
     the device, where a running chain may still use it.
     """
 
+    home = "simulated device memory"
+
     def __init__(self, nbytes: int, *, path: str | Path | None = None, offset: int = 0) -> None:
         if nbytes <= 0:
             raise ValueError(f"nbytes={nbytes}: a window has at least one byte")

@@ -1,0 +1,37 @@
+"""Opens the control path that the configuration names."""
+
+from __future__ import annotations
+
+from engine.config import ServeConfig
+from engine.control import ControlPath
+from engine.device import Device, Window
+from engine.model.source import ModelSource
+from engine.scheduler_memory import ModelLimits, SchedulerMemory
+
+
+def open_path(
+    config: ServeConfig,
+    device: Device,
+    source: ModelSource,
+    limits: ModelLimits,
+    window: Window,
+    epoch: int,
+) -> ControlPath:
+    """Lay out the scheduler's memory, load the model, build what the path launches.
+
+    Raises UserError where only the user can help.
+    """
+    return _persistent(config, device, source, limits, window, epoch)
+
+
+def _persistent(
+    config: ServeConfig,
+    device: Device,
+    source: ModelSource,
+    limits: ModelLimits,
+    window: Window,
+    epoch: int,
+) -> ControlPath:
+    """All of the scheduler's memory is the device's, and so is the loop."""
+    memory = SchedulerMemory(device.xp, window.array, config.ring, config.scheduler, limits, epoch)
+    return device.persistent_path(config, source, memory)
