@@ -34,6 +34,7 @@ from emulation.vm.pair import (
     SMARTNIC_ADDRESS,
     window_file_bytes,
 )
+from emulation.vm.program import HTTP_PORT, Listener, says_ready, start_program
 from engine.errors import UserError
 
 GUEST = Path("/srv/guest")
@@ -41,11 +42,7 @@ DOOR = Path("/tmp/machine.sock")
 READY = Path("/tmp/machine.ready")
 CAPTURE_FILE = Path("/tmp/cable.pcap")
 CABLE_PORT = 7000  # UDP
-HTTP_PORT = 8000
 INTERFACE = "eth0"  # of the guest, which carries RoCE
-PYTHON = ("python3", "-S", "-m")
-WINDOW_IN_GUEST = "/dev/dax0.0"
-CONFIG_IN_GUEST = "/run/blinkbed.json"
 STOP_TIMEOUT_S = 40.0
 BOOT_TRIES = 3
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -121,7 +118,7 @@ class Keeper:
         """Start the role's program, pass on what it says, until it ends or SIGTERM."""
         program = self.program = self._start_program()
         deadline = None
-        shown = 0
+        listener = Listener(program)
         while program.status is None:
             if self._stopping.is_set() and deadline is None:
                 deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -130,28 +127,22 @@ class Keeper:
             if deadline is not None and time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)
-            shown = self._show(program, shown)
+            self._show(listener)
             if self.machine.process.poll() is not None:
                 raise UserError(f"the machine has ended: {self.machine.log_tail()}")
-        self._show(program, shown)
+        self._show(listener)
         READY.unlink(missing_ok=True)
 
-    def _show(self, program: GuestProcess, shown: int) -> int:
-        text = program.output[shown:]
-        whole = text[: text.rfind("\n") + 1]
-        for line in whole.splitlines():
+    def _show(self, listener: Listener) -> None:
+        for line in listener.new_lines():
             _say(line)
-            if line.startswith("ready:") or '"event": "ready"' in line:
+            if says_ready(line):
                 READY.touch()
-        return shown + len(whole)
 
     def _start_program(self) -> GuestProcess:
         if self.role == RNIC:
-            words = ["--window", WINDOW_IN_GUEST, *self._words]
-            return self.machine.start([*PYTHON, "engine.link.rnic", *words])
-        config = config_of_container(self._words)
-        self.machine.agent.put(CONFIG_IN_GUEST, config.to_json().encode())
-        return self.machine.start([*PYTHON, "engine.smartnic", "--config", CONFIG_IN_GUEST])
+            return start_program(self.machine, config_of_container(), self._words)
+        return start_program(self.machine, config_of_container(self._words))
 
     # ---- the door
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -69,3 +70,15 @@ def report(findings: Sequence[Finding], link: str, best: str) -> dict[str, objec
         "links": links_that_work(findings),
         "checks": [dataclasses.asdict(finding) for finding in findings],
     }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    parser.add_argument("--json", action="store_true", help="print all findings as JSON")
+    help_text = "end with status 3 unless this link works (default: auto, any)"
+    parser.add_argument("--link", choices=("auto", *LINKS), default="auto", help=help_text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry the command out."""
+    return doctor(arguments.json, link=arguments.link)

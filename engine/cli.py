@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import sys
 import traceback
@@ -16,6 +17,22 @@ from engine.progress import sentence_of
 
 EXIT_USER_ERROR = 1
 EXIT_INTERRUPTED = 130
+STACK_COMMANDS = {
+    "serve": "serve a model over HTTP until SIGTERM or Ctrl-C",
+    "demo": "serve, stream some answers, and freeze the host in the middle",
+}
+OTHER_COMMANDS = {
+    "doctor": ("emulation.doctor", "say what this machine can do, by trying it"),
+    "fault": ("compose.fault", "break a running stack of containers in one way, or heal it"),
+    "bench": ("loadtests.bench_command", "measure, with the hardware beside the figures"),
+    "simulate": ("engine.simulate.command", "run the scheduler over a trace in virtual time"),
+    "calibrate": ("engine.calibrate", "measure a GPU's steps into a profile"),
+    "compare": ("loadtests.compare.command", "measure the control paths over a grid"),
+    "report": ("loadtests.report.command", "make the page of what was compared"),
+}
+"""Name -> module with `add_arguments(parser)` and `run(arguments) -> int`; help. By name, since the
+engine does not depend on them.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,21 +115,22 @@ def words_of(config: ServeConfig) -> list[str]:
     return words
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line of all commands."""
+def make_parser(command: str = "") -> argparse.ArgumentParser:
+    """The command line of all commands; the flags of other than stack commands only for `command`,
+    whose module is imported for it.
+    """
     parser = argparse.ArgumentParser(
         prog="blinkbed", description="A test bed for CPU-free LLM inference.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"blinkbed {engine.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, help_text in (
-        ("serve", "serve a model over HTTP until SIGTERM or Ctrl-C"),
-        ("demo", "serve, stream some answers, and freeze the host in the middle"),
-    ):
-        command = commands.add_parser(
-            name, help=help_text, description=help_text, allow_abbrev=False
-        )
-        add_serve_flags(command)
+    for name, help_text in STACK_COMMANDS.items():
+        entry = commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        add_serve_flags(entry)
+    for name, (module, help_text) in OTHER_COMMANDS.items():
+        entry = commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        if name == command:
+            importlib.import_module(module).add_arguments(entry)
     return parser
 
 
@@ -133,12 +151,16 @@ def demo(config: ServeConfig) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit status."""
-    arguments = make_parser().parse_args(words)
-    debug = getattr(arguments, "debug", False)
+    words = sys.argv[1:] if words is None else words
+    debug = False
     try:
-        config = config_from(arguments)
+        arguments = make_parser(words[0] if words else "").parse_args(words)
+        debug = getattr(arguments, "debug", False)
+        if arguments.command in OTHER_COMMANDS:
+            module = importlib.import_module(OTHER_COMMANDS[arguments.command][0])
+            return int(module.run(arguments))
         command = {"serve": serve, "demo": demo}[arguments.command]
-        return command(config)
+        return command(config_from(arguments))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

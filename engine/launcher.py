@@ -6,6 +6,7 @@ it may be stopped as the host may be, and tokens keep coming.
 
 from __future__ import annotations
 
+import importlib
 import os
 import selectors
 import signal
@@ -14,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from engine.available_memory import available_memory_bytes
 from engine.child import Child
@@ -25,7 +26,10 @@ from engine.ready import ReadyLine
 from engine.runtime_dir import RuntimeDir
 
 DEVICE_MODULES = {"sim": "emulation.cupysim.device"}
-READY_TIMEOUT_S = {"host": 900.0, "smartnic": 120.0}
+LINK_SETUP = "emulation.link_setup"
+MACHINE_MODULE = "emulation.vm.child"
+READY_TIMEOUT_S = {"rnic": 600.0, "host": 900.0, "smartnic": 120.0}
+RESTARTED = ("rnic", "smartnic")
 STOP_TIMEOUT_S = 15.0
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 30.0  # a SmartNIC that lived this long starts again at the first delay
@@ -47,6 +51,7 @@ class Modules:
 
     device: str
     host: str = "engine.host"
+    rnic: str = "engine.link.rnic"
     smartnic: str = "engine.smartnic"
 
 
@@ -61,29 +66,43 @@ class Launcher:
         self._modules = modules or Modules(device=DEVICE_MODULES[config.device.device])
         self._listener = listen(config.smartnic.host, config.smartnic.port)
         port: int = self._listener.getsockname()[1]
+        self._link = _set_up_link(config)
         self._runtime = RuntimeDir()
-        self._config = config.replace(
-            smartnic=config.smartnic.replace(port=port), runtime_dir=str(self._runtime.path)
+        self._set_config(
+            self._link.config.replace(
+                smartnic=config.smartnic.replace(port=port), runtime_dir=str(self._runtime.path)
+            )
         )
-        self._config_path = self._runtime.path / "config.json"
-        self._config_path.write_text(self._config.to_json())
+        if self._config.link == "vm":
+            self._listener.close()  # QEMU listens there for the SmartNIC's machine
         self._selector = selectors.DefaultSelector()
         self._children: dict[str, Child] = {}
         self._wakeup, self._waker = socket.socketpair()
         self._stop_signals = 0
         self._last_stop_s = -SAME_STOP_S
         self._num_restarts = 0
-        self._restart_at: float | None = None
+        self._restart_at: dict[str, float] = {}
         self._is_clean = True
         self._offer: Offer | None = None
         self._handshakes: HandshakeServer | None = None
         self._is_serving = False
         self._closed = False
 
+    def _set_config(self, config: ServeConfig) -> None:
+        """What children that start from now on are started with."""
+        self._config = config
+        self._config_path = self._runtime.path / "config.json"
+        self._config_path.write_text(config.to_json())
+
     def run(self) -> int:
         """Start, serve until told to stop, drain."""
         self._catch_signals()
+        _say(f"link {self._config.link}: {self._config.link_reason}")
         self._start("device")
+        if self._config.is_rdma:
+            self._start("rnic")
+            self._wait_ready(self._children["rnic"])
+            self._locate_window()
         for name in ("host", "smartnic"):
             self._start(name)
             self._wait_ready(self._children[name])
@@ -96,6 +115,14 @@ class Launcher:
             self._restart_when_due()
         self._drain()
         return 0 if self._is_clean else 1
+
+    def _locate_window(self) -> None:
+        """The RNIC's machine says where in the window's file its memory lies."""
+        offset, num_bytes = self._fact("window_offset", 0), self._fact("window_bytes", 0)
+        assert isinstance(offset, int)
+        assert isinstance(num_bytes, int)
+        window = self._config.window.replace(offset=offset, num_bytes=num_bytes)
+        self._set_config(self._config.replace(window=window))
 
     # ---- start
 
@@ -115,8 +142,8 @@ class Launcher:
         self._last_stop_s = now
 
     def _start(self, name: str) -> None:
-        module: str = getattr(self._modules, name)
         arguments, inherited = self._arguments(name)
+        module = self._module(name)
         child = Child(
             name,
             [sys.executable, "-m", module, *arguments],
@@ -130,8 +157,19 @@ class Launcher:
         self._selector.register(child.report_fd, selectors.EVENT_READ, child)
         self._selector.register(child.death_fd, selectors.EVENT_READ, child)
 
+    def _module(self, name: str) -> str:
+        if self._config.link == "vm" and name in RESTARTED:
+            return MACHINE_MODULE
+        module: str = getattr(self._modules, name)
+        return module
+
     def _arguments(self, name: str) -> tuple[list[str], list[socket.socket]]:
         """Command-line arguments of a child, and the listening sockets that it inherits."""
+        if self._config.link == "vm" and name in RESTARTED:
+            return [name, "--config", str(self._config_path)], []
+        if name == "rnic":
+            words = ["--window", self._config.window.file, "--verbs", self._config.verbs.to_json()]
+            return [*words, "--port", str(self._config.rnic.port)], []
         if name == "host":
             return ["--config", str(self._config_path)], []
         if name == "smartnic":
@@ -180,11 +218,14 @@ class Launcher:
             window=str(self._fact("window")),
             path=self._config.path,
             launcher_pid=os.getpid(),
-            **{f"{name}_pid": child.pid for name, child in self._children.items()},
+            device_pid=self._children["device"].pid,
+            host_pid=self._children["host"].pid,
+            smartnic_pid=self._children["smartnic"].pid,
+            rnic_pid=self._children["rnic"].pid if "rnic" in self._children else 0,
         )
         print(line.to_line(), flush=True)
 
-    def _fact(self, key: str, default: str = "unknown") -> object:
+    def _fact(self, key: str, default: object = "unknown") -> object:
         for child in self._children.values():
             if child.ready is not None and key in child.ready.facts:
                 return child.ready.facts[key]
@@ -243,12 +284,12 @@ class Launcher:
             self._num_restarts = 0
         delay_s = RESTART_DELAYS_S[min(self._num_restarts, len(RESTART_DELAYS_S) - 1)]
         self._num_restarts += 1
-        self._restart_at = time.monotonic() + delay_s
+        self._restart_at[child.name] = time.monotonic() + delay_s
         child.close()
-        _say(f"smartnic process ended ({words}); starting it again in {delay_s:g} s")
+        _say(f"{child.name} process ended ({words}); starting it again in {delay_s:g} s")
 
     def _time_to_restart(self) -> float | None:
-        return None if self._restart_at is None else self._restart_at - time.monotonic()
+        return min(self._restart_at.values()) - time.monotonic() if self._restart_at else None
 
     def _answer_handshakes(self) -> None:
         """In the host's place from now on: it may be frozen or gone when a SmartNIC comes back."""
@@ -257,17 +298,18 @@ class Launcher:
             self._handshakes = HandshakeServer(self._config.handshake_socket, self._offer)
 
     def _restart_when_due(self) -> None:
-        if self._restart_at is not None and time.monotonic() >= self._restart_at:
-            self._restart_at = None
-            self._answer_handshakes()
-            self._start("smartnic")
-            _say(f"smartnic process started again, pid {self._children['smartnic'].pid}")
+        for name in [one for one, at in self._restart_at.items() if time.monotonic() >= at]:
+            del self._restart_at[name]
+            if name == "smartnic":
+                self._answer_handshakes()
+            self._start(name)
+            _say(f"{name} process started again, pid {self._children[name].pid}")
 
     # ---- stop
 
     def _drain(self) -> None:
         """SmartNIC first, so that nothing new comes; then the host, which ends the steps."""
-        self._restart_at = None
+        self._restart_at.clear()
         drain_timeout_s = self._config.smartnic.drain_timeout_s
         if self._children["smartnic"].is_running:
             _say("draining")
@@ -275,6 +317,8 @@ class Launcher:
         host, device = self._children["host"], self._children["device"]
         self._stop(host, STOP_TIMEOUT_S)
         self._stop(device, STOP_TIMEOUT_S)
+        if "rnic" in self._children:
+            self._stop(self._children["rnic"], STOP_TIMEOUT_S)
         _say("stopped" if self._is_clean else "stopped, but not cleanly")
 
     def _stop(self, child: Child, timeout_s: float) -> bool:
@@ -312,6 +356,7 @@ class Launcher:
         self._wakeup.close()
         self._waker.close()
         self._listener.close()
+        self._link.close()
         self._runtime.close()
 
     def __enter__(self) -> Self:
@@ -324,6 +369,20 @@ class Launcher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class LinkSetup(Protocol):
+    """What `emulation.link_setup` has done for the link."""
+
+    config: ServeConfig
+
+    def close(self) -> None:
+        """Undo it."""
+
+
+def _set_up_link(config: ServeConfig) -> LinkSetup:
+    setup: LinkSetup = importlib.import_module(LINK_SETUP).LinkSetup(config, os.getpid())
+    return setup
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -66,6 +66,11 @@ def report(event: Event, message: str, **facts: Fact) -> None:
         pass
 
 
+def is_launched() -> bool:
+    """Whether a launcher listens."""
+    return PROGRESS_FD_VARIABLE in os.environ
+
+
 def progress(message: str, **facts: Fact) -> None:
     """Say what is being done now, e.g. ``progress("loading weights", fraction=0.4)``."""
     report("progress", message, **facts)

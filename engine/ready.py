@@ -22,6 +22,8 @@ class ReadyLine:
     device_pid: int
     host_pid: int
     smartnic_pid: int
+    rnic_pid: int = 0
+    """0 where the link has no RNIC of its own (shm)."""
 
     def to_line(self) -> str:
         """The line, without newline; values are quoted as a shell would need it."""

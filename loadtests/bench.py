@@ -232,7 +232,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench", description=__doc__)
     parser.add_argument("names", nargs="*", default=BENCHMARKS, help=f"of {', '.join(BENCHMARKS)}")
-    names: Sequence[str] = parser.parse_args(words).names
+    names: Sequence[str] = parser.parse_args(words).names or BENCHMARKS
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there is: {', '.join(BENCHMARKS)}")
     circumstances = Circumstances.of_this_machine()

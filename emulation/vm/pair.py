@@ -58,6 +58,22 @@ def window_file_bytes(window_bytes: int) -> int:
     return max(steps * WINDOW_STEP_BYTES, WINDOW_MIN_BYTES)
 
 
+def make_window_file(window_bytes: int, owner_pid: int) -> Path:
+    """A new file for the window, in memory; `sweep` removes it once the owner is gone."""
+    size = window_file_bytes(window_bytes)
+    for folder in MEMORY_FOLDERS:
+        if folder.is_dir() and shutil.disk_usage(folder).free > size:
+            break
+    else:
+        raise UserError(f"no room for a window of {size >> 20} MiB in {MEMORY_FOLDERS[0]}")
+    handle, name = tempfile.mkstemp(prefix=f"{NAME}{owner_pid}-", suffix=".window", dir=folder)
+    try:
+        os.ftruncate(handle, size)
+    finally:
+        os.close(handle)
+    return Path(name)
+
+
 def sweep() -> None:
     """Remove what pairs left behind whose process was killed; their machines died with it."""
     for parent in {Path(tempfile.gettempdir()), *MEMORY_FOLDERS}:
@@ -96,7 +112,7 @@ class EmulatedPair:
         self.accelerator = usable_accelerator(self.config.accelerator, image)
         sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{NAME}{os.getpid()}-"))
-        self.window_path = self._make_window()
+        self.window_path = make_window_file(self.config.window_bytes, os.getpid())
         self._image = image
         try:
             started = time.monotonic()
@@ -110,19 +126,6 @@ class EmulatedPair:
             self.close()
             raise
         return self
-
-    def _make_window(self) -> Path:
-        size = window_file_bytes(self.config.window_bytes)
-        for folder in MEMORY_FOLDERS:
-            if folder.is_dir() and shutil.disk_usage(folder).free > size:
-                break
-        else:
-            raise UserError(f"no room for a window of {size >> 20} MiB in {MEMORY_FOLDERS[0]}")
-        path = folder / f"{self.folder.name}.window"
-        with path.open("xb") as file:
-            file.truncate(size)
-        path.chmod(0o600)
-        return path
 
     def _machine_config(self, role: str) -> MachineConfig:
         config = self.config

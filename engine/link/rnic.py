@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from engine import progress
 from engine.link import LinkError
 from engine.link.verbs_config import HANDSHAKE_PORT, VerbsConfig
 from engine.link.verbs_device import VerbsDevice
@@ -257,9 +258,13 @@ def main() -> int:
                 num_bytes=len(memory.view),
                 port=rnic.port,
             )
+            if progress.is_launched():
+                progress.ready(f"the RNIC answers on port {rnic.port}: {rnic.device.description}")
             rnic.serve()
     except LinkError as error:
         _say("error", reason=str(error))
+        if progress.is_launched():
+            progress.report("error", str(error))
         return 1
     return 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine import progress
 from engine.config import ServeConfig
 from engine.errors import UserError
-from engine.handshake import Session, connect
+from engine.handshake import Session
 from engine.link import LinkError
 from engine.model.tokenizer import load_tokenizer
 from engine.ring import RingClient
@@ -18,7 +18,10 @@ from engine.smartnic.chat_template import ChatTemplate
 from engine.smartnic.engine import Engine
 from engine.smartnic.served_model import ServedModel
 from engine.smartnic.server import BACKLOG, serve
+from engine.smartnic.session import Reconnector, open_session
 from engine.smartnic.validation import Limits
+
+HANDSHAKE_TIMEOUT_S = 60.0
 
 
 def listen(host: str, port: int, fd: int | None) -> socket.socket:
@@ -43,7 +46,8 @@ def served_model(session: Session, num_slots: int) -> ServedModel:
         tokens = {"bos_token": card.tokenizer.bos_text, "eos_token": card.tokenizer.eos_text}
         template = ChatTemplate(card.tokenizer.chat_template, tokens)
     limits = Limits(context=card.max_model_len, vocab_size=card.vocab_size, num_slots=num_slots)
-    return ServedModel(card.model_id, load_tokenizer(card.tokenizer), template, limits)
+    tokenizer = load_tokenizer(card.tokenizer)
+    return ServedModel(card.model_id, tokenizer, template, limits, session.server_info)
 
 
 def run(config: ServeConfig, listen_fd: int | None) -> int:
@@ -51,17 +55,19 @@ def run(config: ServeConfig, listen_fd: int | None) -> int:
     smartnic = config.smartnic
     listener = listen(smartnic.host, smartnic.port, listen_fd)
     progress.progress("shaking hands with the host")
-    session = connect(config.handshake_socket)
     try:
+        session = open_session(config, timeout_s=HANDSHAKE_TIMEOUT_S)
         ring = RingClient(session.link)
     except LinkError as error:
         raise UserError(f"no session with the device: {error}") from error
+    progress.progress(f"link: {session.link.info.description}")
     model = served_model(session, ring.geometry.num_slots)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    reconnect = Reconnector(config, session.card) if config.is_rdma else None
     serve(
         listener,
-        Engine(ring, smartnic.heartbeat_timeout_s),
+        Engine(ring, smartnic.heartbeat_timeout_s, reconnect),
         model,
         drain_timeout_s=smartnic.drain_timeout_s,
         on_ready=lambda: progress.ready(f"serving {model.name} on {url}", url=url),

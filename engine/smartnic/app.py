@@ -12,6 +12,7 @@ from engine.smartnic.engine import Engine
 from engine.smartnic.errors import ApiError
 from engine.smartnic.exchange import ClientLeftError, Exchange, Message, Receive, Send
 from engine.smartnic.generation import Generator
+from engine.smartnic.information import Information
 from engine.smartnic.served_model import ServedModel
 
 logger = logging.getLogger("blinkbed.smartnic")
@@ -28,11 +29,15 @@ class App:
 
     def __init__(self, engine: Engine, model: ServedModel) -> None:
         self._engine = engine
-        self._model = model
+        information = Information(engine, model)
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": Generator(Completions(), engine, model)},
             "/v1/chat/completions": {"POST": Generator(Chat(), engine, model)},
-            "/v1/models": {"GET": self._models},
+            "/v1/models": {"GET": information.models},
+            "/version": {"GET": information.version},
+            "/server_info": {"GET": information.server_info},
+            "/tokenize": {"POST": information.tokenize},
+            "/detokenize": {"POST": information.detokenize},
             "/health": {"GET": self._alive},
             "/livez": {"GET": self._alive},
             "/readyz": {"GET": self._ready},
@@ -65,9 +70,6 @@ class App:
         handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
         return handler or _not_allowed(", ".join(methods))
 
-    async def _models(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, {"object": "list", "data": [self._model.describe()]})
-
     async def _alive(self, exchange: Exchange) -> None:
         await exchange.send_json(200, {"status": "ok"})
 
@@ -79,6 +81,7 @@ class App:
             await exchange.send_json(503, {"status": "unready", "reason": reason})
 
     async def _metrics(self, exchange: Exchange) -> None:
+        await self._engine.refresh()
         body = self._engine.metrics.render()
         await exchange.send(200, body, metrics.CONTENT_TYPE.encode())
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from engine.errors import UserError
 from engine.link import LinkError
-from engine.ring import RingClient, RingFull, Snapshot
+from engine.ring import RingClient, RingFull, SlotTimes, Snapshot
 from engine.smartnic.choice import Choice, Timing
 from engine.smartnic.errors import ApiError, draining, engine_lost, overloaded
 from engine.smartnic.health import Health
@@ -16,18 +19,33 @@ from engine.smartnic.metrics import Metrics, Sample
 from engine.smartnic.poller import Poller, Row
 
 WATCH_S = 0.2
+LOOK_TIMEOUT_S = 1.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0  # between two tries to connect anew
+
+logger = logging.getLogger("blinkbed.smartnic")
 
 
 class Engine:
     """Owns the ring. Every method runs in the event loop's thread.
 
     A slot belongs to a choice from `submit` until the device's terminal entry, whatever happened
-    to the client in between. heartbeat_timeout_s: see Health.
+    to the client in between. heartbeat_timeout_s: see Health. reconnect: makes a new client of the
+    same window once the link is lost (it blocks, in a thread; raises UserError or LinkError where
+    that does not work yet). Requests in flight then have failed: none is executed twice.
     """
 
-    def __init__(self, ring: RingClient, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self,
+        ring: RingClient,
+        heartbeat_timeout_s: float,
+        reconnect: Callable[[], RingClient] | None = None,
+    ) -> None:
         self._ring = ring
         self._health = Health(heartbeat_timeout_s, time.monotonic())
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._reconnect = reconnect
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._num_links_lost = 0
         self._choices: list[Choice | None] = [None] * ring.geometry.num_slots
         self._num_live = 0
         self._num_reserved = 0
@@ -35,6 +53,7 @@ class Engine:
         self._num_stale = 0
         self._lost: str | None = None
         self._snapshot: Snapshot | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._poller: Poller | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.draining = False
@@ -44,44 +63,103 @@ class Engine:
 
     def start(self) -> None:
         """Begin to read tokens and to watch the heartbeat; needs the running loop."""
+        self._start_poller()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    def _start_poller(self) -> None:
         loop = asyncio.get_running_loop()
-        self._look()
         self._poller = Poller(self._ring, loop, self._deliver, self._link_failed)
-        self._watcher = loop.create_task(self._watch())
 
     def close(self) -> None:
         """Stop both and close the ring; idempotent."""
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in (self._watcher, self._reconnecting, self._looking):
+            if task is not None:
+                task.cancel()
         if self._poller is not None:
             self._poller.close()
         self._ring.close()
 
     async def _watch(self) -> None:
+        # A look over a link that is being lost takes long: judging goes on meanwhile.
         while True:
+            if self._reconnecting is None:
+                self._look()
+            self._judge()
             await asyncio.sleep(WATCH_S)
-            self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> asyncio.Task[None]:
+        """Read a snapshot, beside the event loop; one at a time."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._take_snapshot())
+        return self._looking
+
+    async def _take_snapshot(self) -> None:
+        ring = self._ring
         try:
-            snapshot = self._ring.snapshot()
+            snapshot = await asyncio.to_thread(ring.snapshot)
         except Exception as error:
-            self._health.link_failed(str(error) or type(error).__name__)
+            if ring is self._ring:
+                self._link_failed(error)
         else:
-            self._snapshot = snapshot
-            beats = snapshot.heartbeat + snapshot.pass_beat
-            self._health.observe(beats, snapshot.state, time.monotonic())
-        self._judge()
+            if ring is self._ring:
+                self._snapshot = snapshot
+                beats = snapshot.heartbeat + snapshot.pass_beat
+                self._health.observe(beats, snapshot.state, time.monotonic())
+                self._judge()
 
-    def _link_failed(self, error: str) -> None:
-        self._health.link_failed(error)
+    def link_facts(self) -> dict[str, Any]:
+        """The link as this side sees it, for /server_info."""
+        info = self._ring.link.info
+        return {
+            "link_kind": info.kind,
+            "link_description": info.description,
+            "links_lost": self._num_links_lost,
+            "window": info.window,
+            "epoch": self._ring.address.epoch,
+        }
+
+    async def refresh(self) -> None:
+        """Bring the device's counters up to date, if it answers within LOOK_TIMEOUT_S."""
+        if self._lost is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._look()), LOOK_TIMEOUT_S)
+
+    def _link_failed(self, error: Exception) -> None:
+        self._health.link_failed(str(error) or type(error).__name__)
         self._judge()
+        if self._reconnect is not None and self._reconnecting is None:
+            self._num_links_lost += 1
+            logger.warning("link lost: %s; connecting anew", error)
+            self._reconnecting = asyncio.get_running_loop().create_task(self._replace_link())
+
+    async def _replace_link(self) -> None:
+        """A new link and a new session, with capped back-off; the old one's requests are gone."""
+        assert self._reconnect is not None
+        if self._poller is not None:
+            await asyncio.to_thread(self._poller.close)
+        await asyncio.to_thread(self._ring.close)
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                self._ring = await asyncio.to_thread(self._reconnect)
+                break
+            except (LinkError, UserError) as error:
+                logger.warning("not connected yet: %s", error)
+                self._health.link_failed(str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        self._choices = [None] * self._ring.geometry.num_slots
+        self._num_live = 0
+        self._health = Health(self._heartbeat_timeout_s, time.monotonic())
+        self._start_poller()
+        self._reconnecting = None
+        self._judge()
+        logger.warning("connected again: %s", self._ring.link.info.description)
 
     def _judge(self) -> None:
-        reason = self._health.lost_reason(time.monotonic())
-        if reason is not None and self._lost is None:
-            self.fail_all(engine_lost(reason))
-        self._lost = reason
+        before, self._lost = self._lost, self._health.lost_reason(time.monotonic())
+        if self._lost is not None and before is None:
+            self.fail_all(engine_lost(self._lost))
 
     def fail_all(self, error: ApiError) -> None:
         """End every request for its client; the slots wait for the device, should it come back."""
@@ -131,7 +209,7 @@ class Engine:
         except RingFull:
             raise overloaded() from None
         except LinkError as error:
-            self._link_failed(str(error))
+            self._link_failed(error)
             raise engine_lost(f"the link failed: {error}") from None
         choice.ticket = ticket
         self._choices[ticket.slot] = choice
@@ -148,15 +226,17 @@ class Engine:
             self._cancel(choice)
 
     def _cancel(self, choice: Choice) -> None:
-        if choice.ticket is not None:
+        if choice.ticket is not None and self._reconnecting is None:
             try:
                 self._ring.cancel(choice.ticket)
             except LinkError as error:
-                self._health.link_failed(str(error))
+                self._link_failed(error)
 
     # ---- tokens
 
-    def _deliver(self, rows: list[Row]) -> None:
+    def _deliver(self, rows: list[Row], times: dict[int, SlotTimes]) -> None:
+        if self._reconnecting is not None:
+            return  # of a session that is over
         choices = self._choices
         for _, slot, generation, token, _, kind, reason, _ in rows:
             choice = choices[slot] if slot < len(choices) else None
@@ -167,16 +247,16 @@ class Engine:
             if choice.push(token, kind, reason):
                 self._cancel(choice)
             if reason:
-                self._release(choice)
+                self._release(choice, times[slot])
             if was_open and choice.finish_reason is not None:
                 self._finished(choice)
         self._health.tokens_arrived(time.monotonic())
 
-    def _release(self, choice: Choice) -> None:
-        """The device is done with a choice: take its times, which the next use overwrites."""
+    def _release(self, choice: Choice, times: SlotTimes) -> None:
+        """The device is done with a choice."""
         ticket = choice.ticket
         assert ticket is not None
-        choice.timing = self._timing(choice)
+        choice.timing = _timing(choice, times)
         if choice.timing.queue_ms is not None:
             self.metrics.queue_time.observe(choice.timing.queue_ms / 1e3)
         self._choices[ticket.slot] = None
@@ -199,28 +279,6 @@ class Engine:
                 span_ns = choice.finished_ns - first_ns
                 metrics.time_per_output_token.observe(span_ns / 1e9 / (choice.num_tokens - 1))
 
-    def _timing(self, choice: Choice) -> Timing:
-        assert choice.ticket is not None
-        try:
-            times = self._ring.slot_times(choice.ticket.slot)
-        except LinkError as error:
-            self._health.link_failed(str(error))
-            return Timing()
-        if times.generation != choice.ticket.generation:
-            return Timing()
-        to_first_ms = _span_ms(choice.submitted_ns, choice.first_token_ns)
-        on_device_ms = _span_ms(times.picked_up_ns, times.first_token_ns)
-        link_ms = None
-        if to_first_ms is not None and on_device_ms is not None:
-            link_ms = round(max(0.0, to_first_ms - on_device_ms), 3)
-        return Timing(
-            queue_ms=_span_ms(times.picked_up_ns, times.admitted_ns),
-            prefill_ms=_span_ms(times.admitted_ns, times.first_token_ns),
-            decode_ms=_span_ms(times.first_token_ns, times.finished_ns),
-            link_ms=link_ms,
-            preemptions=times.num_preemptions,
-        )
-
     # ---- metrics
 
     def _samples(self) -> Iterator[Sample]:
@@ -231,8 +289,7 @@ class Engine:
         age_s = self._health.age_s(time.monotonic())
         yield Sample("gauge", "heartbeat_age_seconds", "Age of the last life sign.", age_s)
         yield Sample("gauge", "ready", "1 if requests are served.", self.unready_reason() is None)
-        if self._lost is None:
-            self._look()
+        yield Sample("counter", "links_lost", "Links lost.", self._num_links_lost)
         if self._snapshot is not None:
             yield from _device_samples(self._snapshot)
 
@@ -241,6 +298,24 @@ def _span_ms(start_ns: int, end_ns: int) -> float | None:
     if not start_ns or not end_ns:
         return None
     return round((end_ns - start_ns) / 1e6, 3)
+
+
+def _timing(choice: Choice, times: SlotTimes) -> Timing:
+    assert choice.ticket is not None
+    if times.generation != choice.ticket.generation:
+        return Timing()
+    to_first_ms = _span_ms(choice.submitted_ns, choice.first_token_ns)
+    on_device_ms = _span_ms(times.picked_up_ns, times.first_token_ns)
+    link_ms = None
+    if to_first_ms is not None and on_device_ms is not None:
+        link_ms = round(max(0.0, to_first_ms - on_device_ms), 3)
+    return Timing(
+        queue_ms=_span_ms(times.picked_up_ns, times.admitted_ns),
+        prefill_ms=_span_ms(times.admitted_ns, times.first_token_ns),
+        decode_ms=_span_ms(times.first_token_ns, times.finished_ns),
+        link_ms=link_ms,
+        preemptions=times.num_preemptions,
+    )
 
 
 def _device_samples(s: Snapshot) -> Iterator[Sample]:

@@ -29,8 +29,10 @@ class ServedModel:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         limits: Limits,
+        server_info: dict[str, Any],
     ) -> None:
         self.name = name
+        self.server_info = server_info
         self.tokenizer = tokenizer
         self.limits = limits
         self.created = int(time.time())
@@ -57,6 +59,10 @@ class ServedModel:
             return prompt
         self._refuse_hopeless("prompt", prompt, max_tokens)
         return await self._run(len(prompt), lambda: self.tokenizer.encode(prompt, True))
+
+    async def encode_text(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of a text, with the model's BOS before it if `special`."""
+        return await self._run(len(text), lambda: self.tokenizer.encode(text, special))
 
     async def encode_chat(
         self, messages: list[dict[str, Any]], max_tokens: int | None

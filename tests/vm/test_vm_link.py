@@ -19,7 +19,7 @@ from emulation.vm.agent_client import GuestProcess
 from emulation.vm.machine import QEMU
 from emulation.vm.pair import RNIC, RNIC_ADDRESS, SMARTNIC, EmulatedPair
 from engine.config import RingConfig
-from tests.window_engine import WindowEngine
+from loadtests.window_engine import WindowEngine
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"{QEMU} is not installed"),
