@@ -14,7 +14,7 @@ KERNELS = $(shell find engine emulation -name '*.cu' -not -path '*/model/kernels
 KERNEL_SHIM := emulation/cupysim/csrc/cuda_shim.h
 CXX_HEADERS = $(shell find engine emulation -name '*.h' -o -name '*.cuh')
 
-.PHONY: setup demo test check lint types cxx format bench load clean distclean needs
+.PHONY: setup demo test test-vm e2e check lint types cxx format bench load compare report clean distclean needs
 
 setup: $(INSTALLED)
 
@@ -46,6 +46,15 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
+# Two emulated machines on this host, without containers; needs qemu-system-x86.
+test-vm: setup
+	$(BIN)/python -m pytest tests/vm
+
+# The whole stack in containers, on the best link that this host can do: LINK=shm|vm|rxe names one.
+LINK ?= auto
+e2e: setup
+	$(BIN)/python -m compose.e2e --link $(LINK)
+
 check: lint types cxx
 
 lint: setup
@@ -74,6 +83,12 @@ bench: setup
 
 load: setup
 	$(BIN)/python -m loadtests.run
+
+compare: setup
+	$(BIN)/blinkbed compare
+
+report: setup
+	$(BIN)/blinkbed report
 
 clean:
 	rm -rf build dist *.egg-info results

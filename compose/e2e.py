@@ -60,6 +60,7 @@ def run_tests(link: str, reason: str, words: Sequence[str]) -> int:
     variables = {
         "BLINKBED_E2E_LINK": link,
         "BLINKBED_E2E_REASON": reason,
+        "BLINKBED_LINK_REASON": reason,
         "BLINKBED_E2E_REPORT": str(REPORT),
         "TESTCONTAINERS_RYUK_DISABLED": "true",  # stacks are swept by label instead
     }

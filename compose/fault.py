@@ -7,18 +7,22 @@ what is wrong and puts that right, so it also heals what was broken by hand.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from compose import guest
 from compose.docker import docker
 from compose.stack import GPU_SIDE, Container, ContainerStack, StackError
 from emulation.faults import Netem
+from emulation.vm.pair import RNIC_ADDRESS
 from engine.errors import UserError
 
 HEAL_TIMEOUT_S = 120.0
 POLL_S = 0.1
+ATTACKED_PORT = 1
 ROLES = (*GPU_SIDE, "smartnic")
 """In the order in which they start."""
 FABRIC_LABEL = "blinkbed.fabric"  # the network that the link crosses
@@ -31,9 +35,11 @@ class Options:
 
     percent: float
     milliseconds: float
+    seconds: float = 10.0
 
 
 DEFAULT = Options(percent=1.0, milliseconds=10.0)
+ATTACK_MARGIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,32 @@ def _unplug(stack: ContainerStack, options: Options) -> None:
         guest.set_cable(container, plugged=False)
 
 
+def _break_queue_pairs(stack: ContainerStack, options: Options) -> None:
+    _machines(stack)
+    guest.signal(stack.container("rnic"), "USR1")
+
+
+def _attack(name: str) -> Callable[[ContainerStack, Options], None]:
+    def apply(stack: ContainerStack, options: Options) -> None:
+        facts = attack(stack, name, seconds=options.seconds)
+        print(json.dumps(facts), flush=True)
+        if not facts["stood"]:
+            raise StackError(f"the engine did not stand {name}: {facts}")
+
+    return apply
+
+
+def attack(stack: ContainerStack, name: str, *, seconds: float = 10.0) -> dict[str, Any]:
+    """Run an attack of emulation/vm/guest/attack.py on the last port; what came of it.
+
+    The SmartNIC keeps port 0, so the stack must have two (`--num-ports 2`).
+    """
+    _machines(stack)
+    container = stack.container("smartnic")
+    options = json.dumps({"host": RNIC_ADDRESS, "port": ATTACKED_PORT, "seconds": seconds})
+    return guest.attack(container, name, options, timeout_s=seconds + ATTACK_MARGIN_S)
+
+
 def _machines(stack: ContainerStack) -> list[Container]:
     found = guest.machines(stack)
     if not found:
@@ -155,8 +187,25 @@ FAULTS = {
         "a bit is wrong in --percent of the packets",
         _impair(lambda options: Netem(corrupt_percent=options.percent)),
     ),
+    "qp-error": Fault("the RNIC's queue pairs go into the state ERR, for good", _break_queue_pairs),
+    "stale-rkey": Fault(
+        "a WRITE with the key of an earlier session, on port 1: refused", _attack("stale-rkey")
+    ),
+    "outside": Fault("WRITEs just outside port 1: refused", _attack("outside")),
+    "stale-epoch": Fault(
+        "a record of an earlier start of the engine, on port 1: refused", _attack("stale-epoch")
+    ),
+    "ring-torture": Fault(
+        "for --seconds, records on port 1 whose doorbells come before their payload: none is "
+        "executed torn",
+        _attack("ring-torture"),
+    ),
     "link-down": Fault("the cable between the machines is unplugged", _unplug),
 }
+
+
+ATTACKS = ("stale-rkey", "outside", "stale-epoch", "ring-torture")
+"""They are over when the command is, and leave nothing to heal."""
 
 
 def heal(stack: ContainerStack, *, timeout_s: float = HEAL_TIMEOUT_S) -> None:
@@ -217,7 +266,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"faults:\n{names}\n  {'heal':16} undo all of them and wait until it serves"
     parser.add_argument("name", choices=[*FAULTS, "heal"], metavar="NAME", help="see below")
     parser.add_argument("--stack", required=True, metavar="PROJECT", help="the Compose project")
-    parser.add_argument("--seconds", type=float, help="heal after so long (default: never)")
+    help_text = "heal after so long (default: never); how long ring-torture lasts"
+    parser.add_argument("--seconds", type=float, help=help_text)
     for name, default in (("percent", DEFAULT.percent), ("milliseconds", DEFAULT.milliseconds)):
         help_text = f"of the faults that say so (default: {default:g})"
         parser.add_argument(f"--{name}", type=float, default=default, help=help_text)
@@ -229,8 +279,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name == "heal":
         heal(stack)
         return 0
-    options = Options(arguments.percent, arguments.milliseconds)
+    seconds = DEFAULT.seconds if arguments.seconds is None else arguments.seconds
+    options = Options(arguments.percent, arguments.milliseconds, seconds)
     FAULTS[arguments.name].apply(stack, options)
+    if arguments.name in ATTACKS:
+        print(f"{arguments.name}: stack {stack.project} stood it", flush=True)
+        return 0
     print(f"{arguments.name}: stack {stack.project} is broken", flush=True)
     if arguments.seconds is not None:
         time.sleep(arguments.seconds)

@@ -32,7 +32,7 @@ def machines(stack: ContainerStack) -> list[Container]:
 
 def ask(container: Container, op: str, *, timeout_s: float = 60.0, **arguments: Any) -> Any:
     """What the machine's keeper answers; raises CommandError with its sentence."""
-    request = json.dumps({"op": op, **arguments})
+    request = json.dumps({"op": op, "timeout_s": timeout_s, **arguments})
     what = f"asking the {container.role} machine to {op}"
     return json.loads(container.execute(*CLIENT, request, what=what, timeout_s=timeout_s))
 
@@ -41,6 +41,13 @@ def run(container: Container, *argv: str, timeout_s: float = 60.0) -> str:
     """Run a program in the guest to its end; its output."""
     answer = ask(container, "run", argv=argv, timeout_s=timeout_s)
     return str(answer["output"])
+
+
+def attack(container: Container, name: str, options: str, *, timeout_s: float) -> dict[str, Any]:
+    """Run one of emulation/vm/guest/attack.py to its end; the facts that it prints."""
+    answer = ask(container, "attack", name=name, options=options, timeout_s=timeout_s)
+    facts: dict[str, Any] = json.loads(answer["output"].strip().splitlines()[-1])
+    return facts
 
 
 def set_cable(container: Container, *, plugged: bool) -> None:

@@ -42,6 +42,7 @@ DOOR = Path("/tmp/machine.sock")
 READY = Path("/tmp/machine.ready")
 CAPTURE_FILE = Path("/tmp/cable.pcap")
 CABLE_PORT = 7000  # UDP
+ATTACK = ("python3", "-S", "/opt/blinkbed/attack.py")
 INTERFACE = "eth0"  # of the guest, which carries RoCE
 STOP_TIMEOUT_S = 40.0
 BOOT_TRIES = 3
@@ -166,6 +167,7 @@ class Keeper:
     def _act(self, question: dict[str, Any]) -> dict[str, Any]:
         actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "run": self._do_run,
+            "attack": self._do_attack,
             "cable": self._do_cable,
             "signal": self._do_signal,
             "heal": self._do_heal,
@@ -178,6 +180,11 @@ class Keeper:
     def _do_run(self, question: dict[str, Any]) -> dict[str, Any]:
         timeout_s = float(question.get("timeout_s", 60.0))
         return {"output": self.machine.run(question["argv"], timeout_s=timeout_s)}
+
+    def _do_attack(self, question: dict[str, Any]) -> dict[str, Any]:
+        process = self.machine.start([*ATTACK, question["name"], question["options"]])
+        process.wait(float(question["timeout_s"]))
+        return {"output": process.output}
 
     def _do_cable(self, question: dict[str, Any]) -> dict[str, Any]:
         self.machine.set_cable(bool(question["plugged"]))

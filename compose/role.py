@@ -86,7 +86,8 @@ def config_of_container(words: Sequence[str] = ()) -> ServeConfig:
     add_serve_flags(parser)
     flags = shlex.split(os.environ.get("BLINKBED_FLAGS", ""))
     config = config_from(parser.parse_args([*flags, *with_window_facts(words)]))
-    return config.replace(runtime_dir=str(runtime_dir()))
+    reason = os.environ.get("BLINKBED_LINK_REASON", "")
+    return config.replace(runtime_dir=str(runtime_dir()), link_reason=reason)
 
 
 def main() -> NoReturn:

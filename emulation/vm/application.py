@@ -25,7 +25,8 @@ def _application_files() -> list[tuple[Path, str]]:
         if path.suffix in (".py", ".json", ".jinja") and path.is_file()
     ]
     guest = HERE / "guest"
-    files.append((guest / "agent.py", "opt/blinkbed/agent.py"))
+    for name in ("agent.py", "attack.py"):
+        files.append((guest / name, f"opt/blinkbed/{name}"))
     files.append((guest / "init", "init"))
     return files
 

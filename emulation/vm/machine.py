@@ -20,8 +20,10 @@ from typing import Any, Self
 from emulation.vm.agent_client import AgentClient, AgentError, GuestProcess
 from emulation.vm.image import Image
 from emulation.vm.qmp import QmpClient
+from engine import native
 from engine.errors import UserError
 
+CSRC = Path(__file__).parent / "csrc"
 QEMU = "qemu-system-x86_64"
 BOOT_TIMEOUT_S = 60.0
 CPU = "max,-erms"
@@ -132,6 +134,18 @@ def kernel_arguments(config: MachineConfig) -> str:
     )
 
 
+def environment(config: MachineConfig) -> dict[str, str] | None:
+    """QEMU's: with a longer backlog for its forwarded ports (csrc/listen_backlog.cpp)."""
+    if not config.forwards:
+        return None
+    return {**os.environ, "LD_PRELOAD": str(backlog_library())}
+
+
+def backlog_library() -> Path:
+    """Built at first use."""
+    return native.build_library([CSRC / "listen_backlog.cpp"], name="listen-backlog")
+
+
 def _die_with(parent_pid: int) -> Callable[[], None]:
     """What runs between fork and exec: the kernel is asked for SIGKILL when the parent dies."""
 
@@ -167,6 +181,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=environment(config),
                 process_group=0,
                 preexec_fn=_die_with(os.getpid()),
             )

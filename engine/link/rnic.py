@@ -4,7 +4,8 @@ Maps the window (a device-DAX node, a file, shared memory), and gives each Smart
 queue pair and a memory region over exactly its port. Takes no part in serving: everything after the
 handshake is one-sided. A later SmartNIC on the same port replaces the earlier one: that one's queue
 pair and key are gone before the new ones exist, so nothing late can land. All keys are also
-withdrawn when the host takes its offer back (a new start of the engine).
+withdrawn when the host takes its offer back (a new start of the engine). SIGUSR1 puts every queue
+pair into the state ERR: a fault to be tried out.
 """
 
 from __future__ import annotations
@@ -188,6 +189,12 @@ class Rnic:
             if readable and not _still_there(sock):
                 return
 
+    def break_off(self) -> None:
+        """Every queue pair to the state ERR."""
+        for session in list(self._sessions.values()):
+            session.queue_pair.break_off()
+            _say("broken off", qpn=session.queue_pair.qp.qp_num)
+
     def close(self) -> None:
         """Destroy every queue pair, withdraw every key, stop listening."""
         try:
@@ -260,6 +267,7 @@ def main() -> int:
             )
             if progress.is_launched():
                 progress.ready(f"the RNIC answers on port {rnic.port}: {rnic.device.description}")
+            signal.signal(signal.SIGUSR1, lambda *_: rnic.break_off())
             rnic.serve()
     except LinkError as error:
         _say("error", reason=str(error))

@@ -127,6 +127,12 @@ class QueuePair:
         names = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
         return names[attributes.qp_state]
 
+    def break_off(self) -> None:
+        """To the state ERR, as after a failure of the device: for fault injection."""
+        attributes = pyverbs("qp").QPAttr(qp_state=self._enums.IBV_QPS_ERR)
+        with verb("ibv_modify_qp to ERR"):
+            self.qp.modify(attributes, self._enums.IBV_QP_STATE)
+
     def close(self) -> None:
         """Destroy it: nothing that the peer sends to it has an effect any more."""
         try:

@@ -64,8 +64,14 @@ def smollm2(link: str, report: Report) -> Iterator[ContainerStack]:
 @pytest.fixture(scope="module")
 def scripted(link: str, report: Report) -> Iterator[ContainerStack]:
     """A model that repeats its prompt, on a small token ring, which fills at once."""
+    # The second port is for attacks.
     with running_stack(
-        link, model="scripted", token_ring_entries=1024, max_running=32, max_context=8192
+        link,
+        model="scripted",
+        num_ports=2,
+        token_ring_entries=1024,
+        max_running=32,
+        max_context=8192,
     ) as stack:
         report.server.update(server_info(stack.url))
         yield stack

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from compose import guest
-from compose.fault import DEFAULT, FAULTS, Options, heal
+from compose.fault import DEFAULT, FAULTS, Options, attack, heal
 from compose.paths import REPOSITORY
 from compose.stack import ContainerStack
 from tests.chat_client import get
 from tests.e2e.client import run_streams
+from tests.e2e.conftest import server_info
 from tests.e2e.report import Report
 from tests.e2e.test_faults import heal_and_measure, traffic_on
 from tests.e2e.test_streams import say
@@ -26,6 +27,7 @@ PCAP = REPOSITORY / "results" / "e2e.pcap"
 NUM_STREAMS = 8
 TEXT = "0123456789abcdef" * 8
 CUT_S = 30.0
+TORTURE_S = 60.0
 RC_WRITE_OPCODES = {6, 7, 8, 10}  # InfiniBand specification, volume 1, table 38
 RC_READ_REQUEST = 12
 
@@ -75,6 +77,36 @@ def test_total_loss_ends_and_service_is_back(scripted: ContainerStack, report: R
         assert report.recovery_s["total loss of 30 s"] < 10
     assert all(len(reply.ends) == 1 for reply in traffic.replies)
     wait_idle(scripted.url, timeout_s=10)
+
+
+def test_queue_pairs_in_error_are_replaced(scripted: ContainerStack, report: Report) -> None:
+    before = server_info(scripted.url)["links_lost"]
+    with traffic_on(scripted) as traffic:
+        FAULTS["qp-error"].apply(scripted, DEFAULT)
+        wait_until(
+            lambda: server_info(scripted.url).get("links_lost") != before, CUT_S, "the link is lost"
+        )
+        heal_and_measure(scripted, report, "qp-error")
+    assert all(len(reply.ends) == 1 for reply in traffic.replies)
+    wait_idle(scripted.url, timeout_s=10)
+
+
+@pytest.mark.parametrize("name", ["stale-rkey", "outside", "stale-epoch"])
+def test_what_no_honest_smartnic_does_is_refused(scripted: ContainerStack, name: str) -> None:
+    with traffic_on(scripted) as traffic:
+        facts = attack(scripted, name)
+    assert facts["stood"], facts
+    assert traffic.replies
+    assert all(reply.ends == ["stop"] for reply in traffic.replies)
+
+
+def test_no_torn_record_is_executed(scripted: ContainerStack, report: Report) -> None:
+    facts = attack(scripted, "ring-torture", seconds=TORTURE_S)
+    assert facts["stood"], facts
+    assert facts["wrong"] == 0
+    assert facts["early_doorbells"] > 0
+    report.figures["records under ring torture"] = facts["posted"]
+    report.figures["looks at torn records"] = facts["looks_at_torn_records"]
 
 
 def test_requests_and_tokens_are_roce_packets(scripted: ContainerStack) -> None:

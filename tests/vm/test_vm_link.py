@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ pytestmark = [
 ]
 CLIENT = Path(__file__).parent / "verbs_client.py"
 GUEST_CLIENT = "/root/verbs_client.py"
+ATTACK = "/opt/blinkbed/attack.py"
 STEP_S = 150.0
 # Base transport header, first byte (InfiniBand specification, volume 1, table 38).
 RC_WRITE_ONLY, RC_READ_REQUEST, RC_READ_RESPONSE_ONLY, RC_ACKNOWLEDGE = 0x0A, 0x0C, 0x10, 0x11
@@ -55,6 +57,14 @@ class Stand:
         output = self.start(scenario, **options).check(STEP_S)
         result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
         return result
+
+    def attack(self, name: str, **options: Any) -> dict[str, Any]:
+        """Run one of emulation/vm/guest/attack.py; the facts that it prints."""
+        arguments = json.dumps({"host": RNIC_ADDRESS, **options})
+        process = self.pair.start(SMARTNIC, ["python3", "-S", ATTACK, name, arguments])
+        process.wait(STEP_S)
+        facts: dict[str, Any] = json.loads(process.output.strip().splitlines()[-1])
+        return facts
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +146,7 @@ def test_a_replaced_smartnic_can_write_nothing_more(stand: Stand) -> None:
 
 
 def test_a_key_of_an_earlier_session_is_refused(stand: Stand) -> None:
-    result = stand.run("stale_key")
+    result = stand.attack("stale-rkey")
     assert "IBV_WC_REM_ACCESS_ERR" in result["refused"]
     assert result["intact"]
 
@@ -144,13 +154,29 @@ def test_a_key_of_an_earlier_session_is_refused(stand: Stand) -> None:
 def test_memory_outside_the_port_is_refused(stand: Stand) -> None:
     end = stand.engine.geometry.port_bytes
     before = bytes(stand.engine.memory[end : end + 4096])
-    result = stand.run("outside")
+    result = stand.attack("outside")
     assert all("IBV_WC_REM_ACCESS_ERR" in text for text in result["refused"])
     assert bytes(stand.engine.memory[end : end + 4096]) == before
 
 
 def test_a_record_of_an_earlier_epoch_is_not_executed(stand: Stand) -> None:
-    assert stand.run("epoch")["reasons"] == ["ERROR_EPOCH"]
+    assert stand.attack("stale-epoch")["reasons"] == ["ERROR_EPOCH"]
+
+
+def test_no_torn_record_is_executed_over_rdma(stand: Stand) -> None:
+    facts = stand.attack("ring-torture", seconds=10)
+    assert (facts["wrong"], set(facts["reasons"])) == (0, {"STOP"})
+    assert facts["ended"] == facts["posted"] > 100
+    assert facts["looks_at_torn_records"] > 0
+
+
+def test_a_queue_pair_in_error_is_reported_and_a_new_link_works(stand: Stand) -> None:
+    process = stand.start("reconnect")
+    assert read_json(process)["connected"]
+    stand.rnic.signal(signal.SIGUSR1)
+    assert read_json(process)["lost"]
+    result = read_json(process)
+    assert (result["ended"], result["wrong"]) == (8, [])
 
 
 def test_a_forced_link_local_gid_fails_with_the_right_candidate(stand: Stand) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
@@ -13,19 +12,16 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine import native
 from engine.link import LinkError
 from engine.link.verbs import VerbsLink, connect_verbs
 from engine.link.verbs_config import VerbsConfig
 from engine.protocol import FinishReason
 from engine.ring import RequestParams, RingClient, Ticket
 
-PREBUILT = Path(native.__file__).parent / "prebuilt" / "ring-client.so"
 EOS = 257
 DEADLINE_S = 120.0
 
@@ -113,25 +109,6 @@ def scenario_stale(options: dict[str, Any]) -> None:
     say(refused=refused, intact=intact, ended=result["ended"], wrong=result["wrong"])
 
 
-def scenario_stale_key(options: dict[str, Any]) -> None:
-    """A live queue pair with the key of an earlier session."""
-    earlier = open_link(options)
-    rkey = earlier._rkey
-    earlier.close()
-    link = open_link(options)
-    link._rkey = rkey
-    try:
-        link.write([(link.geometry.slot_offset(0), b"\xee" * 4096)])
-        link.flush()
-        refused = ""
-    except LinkError as error:
-        refused = str(error)
-    link.close()
-    checker = open_link(options)
-    data = checker.read(checker.geometry.slot_offset(0), 4096)
-    say(refused=refused, intact=b"\xee" * 64 not in data)
-
-
 def scenario_memlock(options: dict[str, Any]) -> None:
     """As a user who may lock next to nothing."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
@@ -141,34 +118,6 @@ def scenario_memlock(options: dict[str, Any]) -> None:
         say(refused="")
     except LinkError as error:
         say(refused=str(error))
-
-
-def scenario_epoch(options: dict[str, Any]) -> None:
-    """Records of an earlier start of the engine, over a sound link: refused, never executed."""
-    ring = RingClient(open_link(options))
-    ring.address = dataclasses.replace(ring.address, epoch=ring.address.epoch - 1)
-    ring.submit(RequestParams(max_tokens=4), [256, 1, 2])
-    reasons: list[int] = []
-    while not reasons:
-        reasons = [int(entry["finish_reason"]) for entry in ring.read_tokens(1.0)]
-    say(reasons=[FinishReason(reason).name for reason in reasons])
-
-
-def scenario_outside(options: dict[str, Any]) -> None:
-    """WRITEs outside the registered port, which a sound client never posts."""
-    results = []
-    for delta in (-64, 0):
-        link = open_link(options)
-        link._refuse_range = lambda offset, nbytes: None  # type: ignore[method-assign]
-        offset = delta if delta < 0 else link.geometry.port_bytes
-        try:
-            link.write([(offset, b"\xee" * 64)])
-            link.flush()
-            results.append("")
-        except LinkError as error:
-            results.append(str(error))
-        link.close()
-    say(refused=results)
 
 
 def scenario_reconnect(options: dict[str, Any]) -> None:
@@ -214,8 +163,6 @@ SCENARIOS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def main() -> int:
-    if PREBUILT.exists():  # no compiler here
-        native.build_library = lambda *_, **__: PREBUILT
     try:
         SCENARIOS[sys.argv[1]](json.loads(sys.argv[2]))
     except LinkError as error:
