@@ -18,7 +18,7 @@ from engine.section import ConfigError, Section, field_types, option
 MAX_PORTS = 256
 MAX_SLOTS_PER_PORT = 32768  # a doorbell word has 16 bits for the slot
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less its terminating zero
-DEVICES = ("sim",)
+DEVICES = ("sim", "cuda")
 LINKS = ("auto", "rxe", "vm", "shm")
 VERBS_LINKS = ("rxe", "vm")
 PATHS = ("persistent",)
@@ -98,7 +98,8 @@ class ModelConfig(Section):
 
     model: str = option(
         "smollm2",
-        "smollm2, scripted, scripted:FILE, a GGUF file, or a Hugging Face folder with safetensors",
+        "smollm2, scripted, scripted:FILE, random:SHAPE (random weights, for measuring), a GGUF "
+        "file, or a Hugging Face folder with safetensors",
     )
 
     def __post_init__(self) -> None:
@@ -125,7 +126,9 @@ class SmartnicConfig(Section):
 class DeviceConfig(Section):
     """The GPU, or what stands in for it."""
 
-    device: str = option("sim", "sim: the simulated GPU, a process of its own", choices=DEVICES)
+    device: str = option(
+        "sim", "sim: the simulated GPU, a process of its own; cuda: a real one", choices=DEVICES
+    )
     threads: int = option(0, "CPU threads of the simulated GPU; 0 takes all cores")
     memory_mib: int = option(0, "memory of the simulated GPU in MiB; 0 takes what is available")
 

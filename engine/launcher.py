@@ -25,7 +25,8 @@ from engine.handshake import HandshakeServer, Offer, fetch_offer
 from engine.ready import ReadyLine
 from engine.runtime_dir import RuntimeDir
 
-DEVICE_MODULES = {"sim": "emulation.cupysim.device"}
+DEVICE_MODULES = {"sim": "emulation.cupysim.device", "cuda": ""}
+"""What stands for the GPU as a process; a real one needs none: its loop is the host process's."""
 LINK_SETUP = "emulation.link_setup"
 MACHINE_MODULE = "emulation.vm.child"
 READY_TIMEOUT_S = {"rnic": 600.0, "host": 900.0, "smartnic": 120.0}
@@ -98,7 +99,8 @@ class Launcher:
         """Start, serve until told to stop, drain."""
         self._catch_signals()
         _say(f"link {self._config.link}: {self._config.link_reason}")
-        self._start("device")
+        if self._modules.device:
+            self._start("device")
         if self._config.is_rdma:
             self._start("rnic")
             self._wait_ready(self._children["rnic"])
@@ -201,7 +203,7 @@ class Launcher:
                 raise LaunchError(f"the {child.name} process was not ready within {limit_s:.0f} s")
 
     def _reason(self, child: Child) -> str:
-        device = self._children["device"]
+        device = self._children.get("device", child)
         if child is not device and device.wait(1.0):
             child = device  # what it took with it is not the cause
         if child.wait(1.0) and child.failure is None:
@@ -218,7 +220,7 @@ class Launcher:
             window=str(self._fact("window")),
             path=self._config.path,
             launcher_pid=os.getpid(),
-            device_pid=self._children["device"].pid,
+            device_pid=self._children.get("device", self._children["host"]).pid,
             host_pid=self._children["host"].pid,
             smartnic_pid=self._children["smartnic"].pid,
             rnic_pid=self._children["rnic"].pid if "rnic" in self._children else 0,
@@ -271,7 +273,10 @@ class Launcher:
             self._is_clean = False
             _say(f"device process ended ({words}); requests get 503; start anew")
         elif child.name == "host":
-            if child.process.returncode == 0:
+            if "device" not in self._children:
+                self._is_clean = False
+                _say(f"host process ended ({words}), and the GPU's loop with it; start anew")
+            elif child.process.returncode == 0:
                 self._is_clean = False
                 _say("host process was told to stop, and stopped the device; requests get 503")
             elif self._children["device"].is_running:
@@ -314,11 +319,9 @@ class Launcher:
         if self._children["smartnic"].is_running:
             _say("draining")
         self._stop(self._children["smartnic"], drain_timeout_s + STOP_TIMEOUT_S)
-        host, device = self._children["host"], self._children["device"]
-        self._stop(host, STOP_TIMEOUT_S)
-        self._stop(device, STOP_TIMEOUT_S)
-        if "rnic" in self._children:
-            self._stop(self._children["rnic"], STOP_TIMEOUT_S)
+        for name in ("host", "device", "rnic"):
+            if name in self._children:
+                self._stop(self._children[name], STOP_TIMEOUT_S)
         _say("stopped" if self._is_clean else "stopped, but not cleanly")
 
     def _stop(self, child: Child, timeout_s: float) -> bool:

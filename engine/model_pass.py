@@ -37,6 +37,10 @@ def _transformer_pass(
     xp: ModuleType, config: ServeConfig, source: ModelSource, memory: SchedulerMemory
 ) -> Callable[[], None]:
     spec, limits = source.spec, config.scheduler
+    if source.read is None:
+        raise UserError(
+            f"--model {config.model.model} is made on the GPU itself: it needs --device cuda"
+        )
     check_memory(xp, config, source)
     program = xp.RawModule(path=PROGRAM, backend="python")
 

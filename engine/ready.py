@@ -20,6 +20,7 @@ class ReadyLine:
     path: str
     launcher_pid: int
     device_pid: int
+    """The host's, where the GPU is real: its loop lives in that process's CUDA context."""
     host_pid: int
     smartnic_pid: int
     rnic_pid: int = 0

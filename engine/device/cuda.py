@@ -80,17 +80,23 @@ class CudaLibrary:
 class HostWindow:
     """The window in host memory that the GPU polls: a memory file, mapped here and registered.
 
+    With `path` it is that file, at `offset` (a multiple of the page size): an RNIC's memory.
     Whoever stands for the NIC maps `fd`. With unified addressing the GPU uses the mapping's own
     addresses. A context manager; `close` is idempotent, and the GPU's loop must have ended.
     """
 
     home = "host memory, pinned and mapped into the GPU"
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, path: Path | None = None, offset: int = 0) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = os.memfd_create("blinkbed-window")
-        os.ftruncate(self.fd, self.nbytes)
-        self._map = mmap.mmap(self.fd, self.nbytes)
+        self.offset = offset
+        if path is None:
+            self.fd = os.memfd_create("blinkbed-window")
+            os.ftruncate(self.fd, offset + self.nbytes)
+        else:
+            self.fd = os.open(path, os.O_RDWR)
+        self._map = mmap.mmap(self.fd, self.nbytes, offset=offset)
+        self._map[:] = bytes(self.nbytes)
         whole = np.frombuffer(self._map, np.uint8)
         self._address = whole.ctypes.data
         self.array = whole[:nbytes]

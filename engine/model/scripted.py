@@ -93,8 +93,11 @@ class ScriptedTokenizer:
         self.token_bytes += [b""] * len(SPECIAL_TEXTS)
         self.token_bytes += [string.encode() for string in card.strings]
         self._ids = {text.encode(): token_id for text, token_id in SPECIAL_TEXTS.items()}
-        for token_id in range(FIRST_STRING_ID, card.vocab_size):
+        for token_id in range(FIRST_STRING_ID, len(self.token_bytes)):
             self._ids.setdefault(self.token_bytes[token_id], token_id)
+        # Ids beyond (of a model with random weights) are shown by their number, never encoded.
+        unnamed = range(len(self.token_bytes), card.vocab_size)
+        self.token_bytes += [f" {token_id}".encode() for token_id in unnamed]
         # Alternatives are tried in order: special texts, then longest first, then any byte.
         texts = [re.escape(text.encode()) for text in SPECIAL_TEXTS]
         longest = sorted(self._ids.keys() - {text.encode() for text in SPECIAL_TEXTS}, key=len)

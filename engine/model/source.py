@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.card import TokenizerCard
+from engine.model.cuda_random import RANDOM_PREFIX, random_spec
 from engine.model.fetch import fetch_default_model
 from engine.model.scripted import read_strings, scripted_card, scripted_spec
 from engine.model.spec import ModelError, ModelSpec, ReadWeight, Weight, read_device_weights
@@ -31,7 +33,8 @@ class ModelSource:
 
 
 def open_model(model: str) -> ModelSource:
-    """Open ``smollm2``, ``scripted``, ``scripted:FILE``, a GGUF file or a Hugging Face folder.
+    """Open ``smollm2``, ``scripted``, ``scripted:FILE``, ``random:SHAPE``, a GGUF file or a Hugging
+    Face folder.
 
     Downloads the default model if it is not in the cache. Raises ModelError in one sentence.
     """
@@ -39,6 +42,8 @@ def open_model(model: str) -> ModelSource:
         return _scripted(model, ())
     if model.startswith(SCRIPTED_MODEL + ":"):
         return _scripted(SCRIPTED_MODEL, read_strings(Path(model.partition(":")[2]).expanduser()))
+    if model.startswith(RANDOM_PREFIX):
+        return _random(model)
     if model == DEFAULT_MODEL:
         return _gguf(fetch_default_model(), DEFAULT_MODEL)
     path = Path(model).expanduser()
@@ -50,6 +55,15 @@ def open_model(model: str) -> ModelSource:
         f"no model {model!r}: it is neither {DEFAULT_MODEL}, {SCRIPTED_MODEL} or "
         f"{SCRIPTED_MODEL}:FILE, nor a GGUF file or a folder that exists."
     )
+
+
+def _random(model: str) -> ModelSource:
+    """Bytes as text, for prompts; what it answers means nothing. No ids end an answer."""
+    spec = dataclasses.replace(random_spec(model), eos_ids=())
+    card = dataclasses.replace(
+        scripted_card(()), vocab_size=spec.vocab_size, eos_ids=(), add_bos=False
+    )
+    return ModelSource(spec, card)
 
 
 def _scripted(name: str, strings: tuple[str, ...]) -> ModelSource:

@@ -1,0 +1,244 @@
+"""``blinkbed serve --device cuda`` over HTTP: streams idle, under interference, host frozen.
+
+    python -m loadtests.bench_h200_http --out results --model random:8b [--path persistent]
+        [--link shm] [--check tests/reference/smollm2_greedy.json] [-- further flags of serve]
+
+The SmartNIC's process and the client have cores of their own (two for each), as a DPU and another
+machine have; the host process shares the others with the interference. Prints one JSON object, also
+written to OUT/http-MODEL-PATH.json. Needs a CUDA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from engine.freeze import Freeze
+from engine.stack import Stack
+from loadtests.bench_h200_model import interference
+
+READY_TIMEOUT_S = 400.0
+NIC_CORES, CLIENT_CORES = {0, 1}, {2, 3}
+NUM_STREAMS, NUM_PROMPT, NUM_TOKENS = 32, 100, 512
+POISSON_RATE, POISSON_COUNT, POISSON_PROMPT, POISSON_TOKENS = 8.0, 120, 512, 128
+FREEZE_AFTER_S, FREEZE_S = 1.0, 10.0
+RECEIVE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed completion; times are monotonic seconds."""
+
+    started_s: float = 0.0
+    arrivals_s: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+async def complete(url: str, body: dict[str, Any]) -> Stream:
+    """One request, read to its end; raises RuntimeError for an answer that is none."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=RECEIVE_BYTES)
+    content = json.dumps({**body, "stream": True, "return_token_ids": True}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    stream = Stream(started_s=time.monotonic())
+    writer.write(head + content)
+    status = (await reader.readline()).split()
+    if status[1:2] != [b"200"]:
+        raise RuntimeError((await reader.read()).decode(errors="replace"))
+    while line := await reader.readline():
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise RuntimeError(str(event["error"]))
+        for choice in event["choices"]:
+            ids = choice.get("token_ids") or []
+            stream.token_ids += ids
+            stream.arrivals_s += [time.monotonic()] * len(ids)
+            stream.finish_reason = choice.get("finish_reason") or stream.finish_reason
+    writer.close()
+    return stream
+
+
+async def together(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
+    """All at once."""
+    return list(await asyncio.gather(*(complete(url, body) for body in bodies)))
+
+
+async def poisson(url: str, vocab_size: int) -> list[Stream]:
+    """Requests at random times, POISSON_RATE a second."""
+    asked = bodies(vocab_size, POISSON_COUNT, POISSON_PROMPT, POISSON_TOKENS)
+    gaps = np.random.default_rng(1).exponential(1 / POISSON_RATE, POISSON_COUNT)
+
+    async def later(delay_s: float, body: dict[str, Any]) -> Stream:
+        await asyncio.sleep(delay_s)
+        return await complete(url, body)
+
+    delays = np.cumsum(gaps).tolist()
+    return list(await asyncio.gather(*map(later, delays, asked)))
+
+
+def bodies(
+    vocab_size: int,
+    count: int = NUM_STREAMS,
+    num_prompt: int = NUM_PROMPT,
+    num_tokens: int = NUM_TOKENS,
+) -> list[dict[str, Any]]:
+    """Requests of random ids that run to their full length."""
+    prompts = np.random.default_rng(2).integers(0, vocab_size, (count, num_prompt)).tolist()
+    return [
+        {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+        for prompt in prompts
+    ]
+
+
+def figures(streams: list[Stream]) -> dict[str, Any]:
+    """What the clients saw, milliseconds."""
+    first = min(stream.started_s for stream in streams)
+    last = max(stream.arrivals_s[-1] for stream in streams)
+    num_tokens = sum(len(stream.token_ids) for stream in streams)
+    tpot = [(s.arrivals_s[-1] - s.arrivals_s[0]) / (len(s.token_ids) - 1) for s in streams]
+    ttft = [s.arrivals_s[0] - s.started_s for s in streams]
+    gaps = np.concatenate([np.diff(stream.arrivals_s) for stream in streams])
+    return {
+        "tokens_per_s": round(num_tokens / (last - first), 1),
+        "ms_per_token_of_a_stream_with_prefill": round(
+            1e3 * (last - first) / max(len(s.token_ids) for s in streams), 3
+        ),
+        **{
+            f"{name}_{q}_ms": round(1e3 * float(np.percentile(values, share)), 3)
+            for name, values in (("ttft", ttft), ("tpot", tpot), ("itl", gaps))
+            for q, share in (("p50", 50), ("p99", 99))
+        },
+        "longest_gap_ms": round(1e3 * float(gaps.max()), 3),
+        "complete": all(s.finish_reason == "length" for s in streams),
+    }
+
+
+async def frozen(url: str, asked: list[dict[str, Any]], pids: list[int]) -> dict[str, Any]:
+    """The host frozen from FREEZE_AFTER_S on for FREEZE_S; requests are made inside as well."""
+    running = [asyncio.create_task(together(url, asked))]
+    await asyncio.sleep(FREEZE_AFTER_S)
+    with Freeze(pids) as freeze:
+        end = time.monotonic() + FREEZE_S
+        streams = await running[0]
+        while time.monotonic() < end:
+            again = await together(url, asked)
+        held = freeze.holds()
+    return {
+        "held_in_state_t": held,
+        "frozen_s": round(freeze.ended_at - freeze.began_at, 2),
+        "begun_before": figures(streams),
+        "begun_inside": figures(again),
+        "same_tokens": [s.token_ids for s in streams] == [s.token_ids for s in again],
+    }
+
+
+def check(url: str, path: Path) -> dict[str, Any]:
+    """Greedy ids against the float32 reference, up to its safe tokens."""
+    entries = json.loads(path.read_text())
+    agreed = []
+    for entry in entries:
+        count = entry["safe_tokens"]
+        body = {"prompt": entry["prompt_ids"], "max_tokens": count, "temperature": 0}
+        got = asyncio.run(complete(url, {**body, "ignore_eos": True})).token_ids
+        expected = entry["output_ids"][:count]
+        same = [a == b for a, b in zip(got, expected, strict=False)]
+        agreed.append((same.index(False) if False in same else len(same), count))
+    return {
+        "prompts": len(agreed),
+        "equal": sum(common == count for common, count in agreed),
+        "tokens_before_the_first_difference": agreed,
+    }
+
+
+def pin(stack_pids: dict[str, int]) -> dict[str, str]:
+    """The cores of each role, for all threads of its process."""
+    others = os.sched_getaffinity(0) - NIC_CORES - CLIENT_CORES
+    sets = {"smartnic": NIC_CORES, "host": others}
+    for role, cores in sets.items():
+        for thread in Path(f"/proc/{stack_pids[role]}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
+    os.sched_setaffinity(0, CLIENT_CORES)
+    return {**{role: str(sorted(cores)) for role, cores in sets.items()}, "client": "2, 3"}
+
+
+def measure(url: str, pids: dict[str, int], vocab_size: int) -> dict[str, Any]:
+    """All figures of one server."""
+    asked = bodies(vocab_size)
+    result: dict[str, Any] = {"cores": pin(pids)}
+    asyncio.run(together(url, asked))  # warm
+    result["idle"] = figures(asyncio.run(together(url, asked)))
+    result["idle_again"] = figures(asyncio.run(together(url, asked)))
+    result["poisson"] = figures(asyncio.run(poisson(url, vocab_size)))
+    with interference() as burners:
+        result["burners"] = burners
+        result["interference"] = figures(asyncio.run(together(url, asked)))
+        result["poisson_interference"] = figures(asyncio.run(poisson(url, vocab_size)))
+    result["host_frozen"] = asyncio.run(frozen(url, asked, [pids["host"], pids["launcher"]]))
+    return result
+
+
+def hardware() -> str:
+    """The GPU and its driver."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.bench_h200_http", description=__doc__
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="random:8b")
+    parser.add_argument("--path", default="persistent")
+    parser.add_argument("--vocab-size", type=int, default=2048, help="of the prompts' random ids")
+    parser.add_argument("--check", type=Path, help="greedy reference to compare with")
+    parser.add_argument("serve", nargs="*", help="further flags of blinkbed serve, after --")
+    arguments = parser.parse_args(words)
+    flags = ["--device", "cuda", "--model", arguments.model, "--path", arguments.path]
+    flags += ["--port", "0", "--max-running", str(NUM_STREAMS), *arguments.serve]
+    started = time.monotonic()
+    with Stack(flags, on_message=lambda line: print(line, file=sys.stderr, flush=True)) as stack:
+        ready = stack.wait_ready(READY_TIMEOUT_S)
+        pids = {
+            "host": ready.host_pid, "smartnic": ready.smartnic_pid, "launcher": ready.launcher_pid
+        }  # fmt: skip
+        result: dict[str, Any] = {
+            "model": arguments.model,
+            "path": arguments.path,
+            "hardware": hardware(),
+            "date": time.strftime("%Y-%m-%d"),
+            "window": ready.window,
+            "emulated": "RDMA (shared memory), the SmartNIC's cores (two of this machine)",
+            "streams": f"{NUM_STREAMS} of {NUM_PROMPT} ids in, {NUM_TOKENS} out",
+            "poisson_load": f"{POISSON_COUNT} at {POISSON_RATE:g}/s, {POISSON_PROMPT} ids in, "
+            f"{POISSON_TOKENS} out",
+            "start_s": round(time.monotonic() - started, 1),
+        }
+        if arguments.check:
+            result["reference"] = check(ready.url, arguments.check)
+        result |= measure(ready.url, pids, arguments.vocab_size)
+        result["exit_status"] = stack.stop()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    name = f"http-{arguments.model.replace(':', '-')}-{arguments.path}.json"
+    (arguments.out / name).write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
