@@ -80,10 +80,10 @@ class Engine:
         self._ring.close()
 
     async def _watch(self) -> None:
-        # A look over a link that is being lost takes long: judging goes on meanwhile.
         while True:
             if self._reconnecting is None:
-                self._look()
+                # Judged by what it saw, unless it takes long: over a link that is being lost.
+                await asyncio.wait({self._look()}, timeout=WATCH_S)
             self._judge()
             await asyncio.sleep(WATCH_S)
 
