@@ -21,7 +21,7 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less its terminating 
 DEVICES = ("sim", "cuda")
 LINKS = ("auto", "rxe", "vm", "shm")
 VERBS_LINKS = ("rxe", "vm")
-PATHS = ("persistent",)
+PATHS = ("persistent", "sync", "async")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,12 @@ class ServeConfig(Section):
         choices=LINKS,
     )
     link_reason: str = option("", "why this link", hidden=True)
-    path: str = option("persistent", "who drives the steps", choices=PATHS)
+    path: str = option(
+        "persistent",
+        "who drives the steps: persistent (the device itself), sync (the host, taking turns with "
+        "the device), async (the host, one step ahead of the device)",
+        choices=PATHS,
+    )
     runtime_dir: str = option("", "folder of sockets, made by the launcher", hidden=True)
     debug: bool = option(False, "show full tracebacks")
 

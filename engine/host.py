@@ -30,6 +30,11 @@ from engine.state import Command
 from engine.window_file import WindowFile
 
 DRAIN_TIMEOUT_S = 10.0
+WHO_DRIVES = {
+    "persistent": "the device drives itself",
+    "sync": "the host drives the device, taking turns with it",
+    "async": "the host drives the device, one step ahead of it",
+}
 
 
 def model_limits(config: ServeConfig, source: ModelSource) -> ModelLimits:
@@ -179,7 +184,7 @@ def wait_for_stop_signal() -> None:
 def serve(config: ServeConfig) -> int:
     """Start the engine, wait for the stop signal, drain; the exit status."""
     with Host(config) as host:
-        progress.ready("the device drives itself", window=host.window, model_id=host.model_id)
+        progress.ready(WHO_DRIVES[config.path], window=host.window, model_id=host.model_id)
         wait_for_stop_signal()
         return 0 if host.drain() else 1
 

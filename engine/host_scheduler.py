@@ -22,6 +22,21 @@ def scheduler_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.bb_scheduler_step.argtypes = [ctypes.c_void_p]
     library.bb_scheduler_step.restype = None
+    pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
+    library.bb_turn.argtypes = [
+        *(pointer, ctypes.c_int, pointer, pointer, pointer, u64, u64, pointer, pointer)
+    ]
+    library.bb_turn.restype = None
+    library.bb_pack.argtypes = [pointer, pointer, pointer, pointer]
+    library.bb_pack.restype = u64
+    library.bb_packet_bytes.argtypes = [pointer]
+    library.bb_packet_bytes.restype = u64
+    library.bb_apply_packet.argtypes = [pointer, pointer]
+    library.bb_apply_packet.restype = None
+    library.bb_anything_new.argtypes = [pointer]
+    library.bb_anything_new.restype = ctypes.c_int
+    library.bb_show.argtypes = [pointer]
+    library.bb_show.restype = None
     library.bb_scripted_pass.argtypes = [ctypes.c_void_p]
     library.bb_scripted_pass.restype = None
     library.bb_philox_uniform.argtypes = [ctypes.c_uint64, ctypes.c_uint32]

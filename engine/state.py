@@ -29,6 +29,16 @@ class RowFlag(enum.IntFlag):
     SUPPRESS_STOP = 4  # fewer than min_tokens so far: EOS and stop ids must not be sampled
 
 
+class Terminal(enum.IntEnum):
+    """How far the last entry of a sequence is."""
+
+    NONE = 0
+    NOW = 1  # it is the token that is published now
+    WRITTEN = 2
+    HELD = 3  # the last token is known; it waits for a sample planned too many
+    RELEASED = 4  # the held token is published now
+
+
 class SchedulerError(enum.IntEnum):
     NONE = 0
     PAGE_ACCOUNTING = 1  # free + used pages != total, or a page has two owners
@@ -85,7 +95,7 @@ SEQUENCE = Struct(
     ("priority", "i4"),
     ("flags", "u4"),  # protocol.RequestFlag
     ("finish_reason", "u4"),  # protocol.FinishReason, NONE while alive
-    ("terminal_written", "u4"),
+    ("terminal_written", "u4"),  # Terminal
     ("num_preemptions", "u4"),
     ("script_start", "i4"),  # scripted model only
     ("script_length", "i4"),
@@ -96,7 +106,8 @@ SEQUENCE = Struct(
     ("admitted_ns", "u8"),
     ("first_token_ns", "u8"),
     ("finished_ns", "u8"),
-    ("reserved", "u8"),
+    ("held_logprob", "f4"),  # of the last token, while terminal_written is HELD
+    ("reserved", "u4"),
 )
 
 PORT = Struct(
@@ -183,11 +194,13 @@ SCHEDULER = Struct(
     ("returned_ns", "u8"),  # when the scheduler last began to look
     ("shown_ns", "u8"),  # when the progress lines were last written
     ("busy_ns", "u8"),  # when there last was something to do
-    ("reserved", "u8", 8),
+    ("must_drain", "i4"),  # no new pass before those in flight are settled: a preemption waits
+    ("had_work", "i4"),  # host-driven paths: was there more to do when the last pass was settled?
+    ("reserved", "u8", 7),
 )
 
 C_STRUCTS = [PLAN, ROW, RESULT, SEQUENCE, PORT, SCHEDULER]
-C_ENUMS = [Command, SchedulerError]
+C_ENUMS = [Command, Terminal, SchedulerError]
 C_CONSTANTS = {
     "kMaxEosIds": MAX_EOS_IDS,
     "kMaxGraphs": MAX_GRAPHS,

@@ -25,7 +25,7 @@ from engine.protocol import (
 )
 from engine.reference import Entry, ReferenceScheduler
 from engine.ring import RequestParams, RingClient, Ticket
-from engine.scheduler_memory import ModelLimits
+from engine.scheduler_memory import ModelLimits, SchedulerMemory
 from engine.state import ROW, Command, RowFlag
 
 VOCAB_SIZE = 61
@@ -107,6 +107,7 @@ class Driver:
         self.config = scheduler
         self.host = HostScheduler(ring, scheduler, model)
         self.memory = self.host.memory
+        self.model_memory = self.make_model_memory(ring, model)
         self._step = step
         self.twin = ReferenceScheduler(ring, scheduler, model) if with_twin else None
         self.kv = np.zeros(scheduler.num_pages * scheduler.page_size, np.int64)
@@ -122,6 +123,10 @@ class Driver:
             TestLink(self.host.port(p), self.memory.geometry, "test") for p in range(ring.num_ports)
         ]
         self.clients = [self.connect(p) for p in range(ring.num_ports)]
+
+    def make_model_memory(self, ring: RingConfig, model: ModelLimits) -> SchedulerMemory:
+        """Where the model finds plan, rows, history and tables: the scheduler's own."""
+        return self.memory
 
     # ---- The SmartNIC's side -------------------------------------------------------------------
     def connect(self, port: int) -> RingClient:
@@ -195,9 +200,10 @@ class Driver:
     def forward(self) -> list[int]:
         """Run the fake model over the planned rows; the tokens of the rows that sample."""
         tokens = []
-        history, tables = self.memory.arrays["history"], self.memory.arrays["block_tables"]
+        arrays = self.model_memory.arrays
+        history, tables = arrays["history"], arrays["block_tables"]
         size = self.config.page_size
-        for index, row in enumerate(self.rows):
+        for index, row in enumerate(arrays["rows"][: arrays["plan"][0]["num_rows"]]):
             seq, first, count = int(row["seq"]), int(row["first_position"]), int(row["num_tokens"])
 
             def place(position: int, table: np.ndarray = tables[seq]) -> int:
@@ -215,7 +221,7 @@ class Driver:
                     token = -1
                 history[seq, first + count] = token
                 self.uniforms[seq, first + count] = float(row["uniform"])
-            self.memory.arrays["results"][index] = (token, 0.0)
+            arrays["results"][index] = (token, 0.0)
             tokens.append(token)
         return tokens
 

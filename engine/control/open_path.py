@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.config import ServeConfig
 from engine.control import ControlPath
 from engine.device import Device, Window
@@ -21,7 +23,26 @@ def open_path(
 
     Raises UserError where only the user can help.
     """
-    return _persistent(config, device, source, limits, window, epoch)
+    build = _persistent if config.path == "persistent" else _host_driven
+    return build(config, device, source, limits, window, epoch)
+
+
+def _host_driven(
+    config: ServeConfig,
+    device: Device,
+    source: ModelSource,
+    limits: ModelLimits,
+    window: Window,
+    epoch: int,
+) -> ControlPath:
+    """The scheduler's memory is the host's, and so is the loop; the device has the pass's."""
+    on_device = SchedulerMemory(
+        device.xp, window.array, config.ring, config.scheduler, limits, epoch
+    )
+    device.xp.cuda.Device().synchronize()
+    mapped = device.map_window(window)
+    memory = SchedulerMemory(np, mapped, config.ring, config.scheduler, limits, epoch)
+    return device.host_driven_path(config, source, memory, on_device)
 
 
 def _persistent(

@@ -21,9 +21,9 @@ CSRC = Path(__file__).parents[1] / "csrc"
 IDLE_GRAPH, STEP_GRAPH = 0, 1
 
 
-def kernel_module(xp: ModuleType) -> Any:
-    """engine/csrc/scheduler_kernel.cu, built for the device that `xp` drives."""
-    code = (CSRC / "scheduler_kernel.cu").read_text()
+def kernel_module(xp: ModuleType, name: str = "scheduler_kernel") -> Any:
+    """engine/csrc/`name`.cu, built for the device that `xp` drives."""
+    code = (CSRC / f"{name}.cu").read_text()
     return xp.RawModule(code=code, options=("-std=c++17", f"-I{CSRC}"))
 
 

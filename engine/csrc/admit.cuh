@@ -45,12 +45,26 @@ BB_FN void preempt(const Team& team, Scheduler& s) {
   enqueue(team, s, victim);
 }
 
+// Is the token of a planned sample unknown yet? Then nothing may be preempted: what is recomputed must be
+// known. Never so on the persistent path.
+BB_FN bool samples_in_flight(const Scheduler& s) {
+  int in_flight = 0;
+  for (int p = 0; p < s.num_ports; p++) in_flight += s.ports[p].in_flight;
+  return in_flight > 0;
+}
+
+BB_FN void ask_to_drain(const Team& team, Scheduler& s) {
+  team.sync();
+  if (team.leader()) s.must_drain = 1;
+  team.sync();
+}
+
 // Pages for the decodes that cross into a new one, taking them from others if need be.
-// Precondition of a preemption: no planned pass is in flight (pending == 0 everywhere).
 BB_FN void secure_decode_pages(const Team& team, Scheduler& s) {
   auto missing = [&](int seq) { return needs_page(s, seq) ? 1 : 0; };
   int needed = sum_running(team, s, missing);
   while (needed > s.num_free_pages) {
+    if (samples_in_flight(s)) return ask_to_drain(team, s);
     preempt(team, s);
     needed = sum_running(team, s, missing);
   }
@@ -74,8 +88,10 @@ BB_FN void make_way(const Team& team, Scheduler& s, int num_pages) {
   for (int p = 0; p < s.num_ports; p++) full += s.ports[p].room <= 0;
   if (!full) return;
   int paused = sum_running(team, s, [&](int seq) { return is_paused(s, seq) ? 1 : 0; });
-  for (; paused && (s.num_running >= s.max_running || num_pages > s.num_free_pages); paused--)
+  for (; paused && (s.num_running >= s.max_running || num_pages > s.num_free_pages); paused--) {
+    if (samples_in_flight(s)) return ask_to_drain(team, s);
     preempt(team, s);
+  }
 }
 
 // The index in `waiting` of the next to be served below `end`, -1 if all pause.
@@ -93,6 +109,7 @@ BB_FN void admit_waiting(const Team& team, Scheduler& s) {
   int next = next_waiting(s, s.num_waiting), admitted = 0, last = 0;
   if (next < 0 || tokens >= s.max_step_tokens) return;
   make_way(team, s, pages_for(s, s.sequences[s.waiting[next]].num_tokens));
+  if (s.must_drain) return;
   const int n = s.num_waiting;
   next = next_waiting(s, n);
   for (; next >= 0 && s.num_running < s.max_running && tokens < s.max_step_tokens; admitted++) {
@@ -123,11 +140,11 @@ BB_FN void admit_waiting(const Team& team, Scheduler& s) {
 }
 
 BB_FN void admit(const Team& team, Scheduler& s) {
-  if (team.leader()) s.preempted = 0;
+  if (team.leader()) s.preempted = s.must_drain = 0;
   team.sync();
   secure_decode_pages(team, s);
   // What was just freed belongs to those that run.
-  if (!s.preempted) admit_waiting(team, s);
+  if (!s.preempted && !s.must_drain) admit_waiting(team, s);
 }
 
 }  // namespace blinkbed

@@ -27,6 +27,7 @@ enum SlotState : uint32_t { SlotState_FREE = 0, SlotState_SUSPECT = 1, SlotState
 enum EntryKind : uint32_t { EntryKind_NONE = 0, EntryKind_TOKEN = 1, EntryKind_END = 2 };
 enum FinishReason : uint32_t { FinishReason_NONE = 0, FinishReason_STOP = 1, FinishReason_LENGTH = 2, FinishReason_CANCELLED = 3, FinishReason_ERROR_TORN = 16, FinishReason_ERROR_RECORD = 17, FinishReason_ERROR_EPOCH = 18, FinishReason_ERROR_SESSION = 19, FinishReason_ERROR_GENERATION = 20, FinishReason_ERROR_PARAMETERS = 21, FinishReason_ERROR_TOKEN_ID = 22, FinishReason_ERROR_CONTEXT = 23, FinishReason_ERROR_MODEL = 24, FinishReason_ERROR_SHUTDOWN = 25 };
 enum Command : uint32_t { Command_RUN = 0, Command_DRAIN = 1, Command_STOP = 2 };
+enum Terminal : uint32_t { Terminal_NONE = 0, Terminal_NOW = 1, Terminal_WRITTEN = 2, Terminal_HELD = 3, Terminal_RELEASED = 4 };
 enum SchedulerError : uint32_t { SchedulerError_NONE = 0, SchedulerError_PAGE_ACCOUNTING = 1, SchedulerError_GRAPH_LAUNCH = 2 };
 struct Identity;
 struct Progress;
@@ -317,7 +318,8 @@ struct Sequence {
   uint64_t admitted_ns;
   uint64_t first_token_ns;
   uint64_t finished_ns;
-  uint64_t reserved;
+  float held_logprob;
+  uint32_t reserved;
 };
 static_assert(sizeof(Sequence) == 128);
 static_assert(offsetof(Sequence, state) == 0);
@@ -343,7 +345,8 @@ static_assert(offsetof(Sequence, picked_up_ns) == 88);
 static_assert(offsetof(Sequence, admitted_ns) == 96);
 static_assert(offsetof(Sequence, first_token_ns) == 104);
 static_assert(offsetof(Sequence, finished_ns) == 112);
-static_assert(offsetof(Sequence, reserved) == 120);
+static_assert(offsetof(Sequence, held_logprob) == 120);
+static_assert(offsetof(Sequence, reserved) == 124);
 struct Port {
   uint64_t next_sequence;
   uint64_t token_tail;
@@ -431,7 +434,9 @@ struct Scheduler {
   uint64_t returned_ns;
   uint64_t shown_ns;
   uint64_t busy_ns;
-  uint64_t reserved[8];
+  int32_t must_drain;
+  int32_t had_work;
+  uint64_t reserved[7];
 };
 static_assert(sizeof(Scheduler) == 640);
 static_assert(offsetof(Scheduler, num_ports) == 0);
@@ -495,5 +500,7 @@ static_assert(offsetof(Scheduler, planned_ns) == 544);
 static_assert(offsetof(Scheduler, returned_ns) == 552);
 static_assert(offsetof(Scheduler, shown_ns) == 560);
 static_assert(offsetof(Scheduler, busy_ns) == 568);
-static_assert(offsetof(Scheduler, reserved) == 576);
+static_assert(offsetof(Scheduler, must_drain) == 576);
+static_assert(offsetof(Scheduler, had_work) == 580);
+static_assert(offsetof(Scheduler, reserved) == 584);
 }  // namespace blinkbed

@@ -77,6 +77,10 @@ BB_FN int write_rows(const Team& team, Scheduler& s, Row* rows, int num_rows, in
 }
 
 BB_FN void plan_step(const Team& team, Scheduler& s, Plan& plan, Row* rows) {
+  if (s.must_drain) {
+    if (team.leader()) plan.num_rows = 0;
+    return team.sync();
+  }
   int num_tokens = 0;
   mark(team, s, [&](int i) { return is_decode(s.sequences[s.running[i]]) ? 1 : 0; });
   const int decodes = write_rows(team, s, rows, 0, &num_tokens);

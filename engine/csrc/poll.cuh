@@ -15,7 +15,7 @@ BB_FN void change_session(const Team& team, Scheduler& s, int p, uint32_t sessio
     if (port.session) q.generation++;
     if (q.state != SlotState_FREE) {
       finish(q, FinishReason_CANCELLED);
-      q.terminal_written = 2;
+      q.terminal_written = Terminal_WRITTEN;
       q.finished_ns = clock_ns();
       if (q.state == SlotState_SUSPECT || q.state == SlotState_ENDED) q.state = SlotState_FREE;
     }
@@ -44,8 +44,12 @@ BB_FN void read_control(const Team& team, Scheduler& s, int p) {
   Port& port = s.ports[p];
   const Control* control = port_memory(s, p).control();
   const uint32_t session = read_word(team, &control->session);
-  if (session != port.session) change_session(team, s, p, session);
-  if (team.leader()) {
+  // Samples in flight (asynchronous batching) are settled first: their slots would not be free yet.
+  const bool changes = session != port.session;
+  const bool waits = changes && team.broadcast(port.in_flight) > 0;
+  if (changes && !waits) change_session(team, s, p, session);
+  if (waits && team.leader()) port.room = 0;
+  if (!waits && team.leader()) {
     const uint64_t index = load_acquire(&control->consumer_index);
     if (index >= port.consumer_index && index <= port.token_tail)
       port.consumer_index = index;

@@ -15,11 +15,16 @@ BB_FN bool is_stop_id(const Scheduler& s, const Sequence& q, int seq, int token)
   return false;
 }
 
-// The token of `row` is known: extend the sequence, decide whether it ends.
+// The token of `row` is known: extend the sequence, decide whether it ends. With a further sample of it
+// planned already (asynchronous batching) the last token is held back until that one is discarded: the
+// terminal entry frees the slot.
 BB_FN void settle(const Scheduler& s, const Row& row, const Result& result) {
   Sequence& q = s.sequences[row.seq];
   q.pending--;
-  if (q.finish_reason != FinishReason_NONE) return;  // ended meanwhile: the sample is discarded
+  if (q.finish_reason != FinishReason_NONE) {  // ended meanwhile: the sample is discarded
+    if (q.terminal_written == Terminal_HELD && !q.pending) q.terminal_written = Terminal_RELEASED;
+    return;
+  }
   if (result.token < 0 || result.token >= s.vocab_size) return finish(q, FinishReason_ERROR_MODEL);
   history_of(s, row.seq)[q.num_tokens++] = result.token;
   if (!q.first_token_ns) q.first_token_ns = clock_ns();
@@ -27,7 +32,9 @@ BB_FN void settle(const Scheduler& s, const Row& row, const Result& result) {
     finish(q, FinishReason_STOP);
   else if (q.num_tokens >= q.max_total)
     finish(q, FinishReason_LENGTH);
-  if (q.finish_reason != FinishReason_NONE) q.terminal_written = 1;
+  if (q.finish_reason == FinishReason_NONE) return;
+  q.terminal_written = q.pending ? Terminal_HELD : Terminal_NOW;
+  q.held_logprob = result.logprob;
 }
 
 // Append the step's tokens to the token rings and settle their sequences.
@@ -49,15 +56,20 @@ BB_FN void publish(const Team& team, Scheduler& s, Plan& plan, const Row* rows, 
         team, n, 0,
         [&](int i) {
           const Sequence& q = s.sequences[rows[i].seq];
-          const bool spoken = q.finish_reason == FinishReason_NONE || q.terminal_written == 1;
+          const bool spoken = q.finish_reason == FinishReason_NONE ||
+                              q.terminal_written == Terminal_NOW ||
+                              q.terminal_written == Terminal_RELEASED;
           return samples(i) && port_of(s, rows[i].seq) == p && spoken ? 1 : 0;
         },
         [&](int i, int at) {
           Sequence& q = s.sequences[rows[i].seq];
+          Result said = results[i];
+          if (q.terminal_written == Terminal_RELEASED)
+            said = Result{history_of(s, rows[i].seq)[q.num_tokens - 1], q.held_logprob};
           if (q.terminal_written) close_status(s, rows[i].seq);
-          write_entry(memory, tail + at, slot_of(s, rows[i].seq), q.generation, results[i].token,
-                      results[i].logprob, EntryKind_TOKEN, q.finish_reason);
-          if (q.terminal_written) q.terminal_written = 2;  // a later sample of it stays silent
+          write_entry(memory, tail + at, slot_of(s, rows[i].seq), q.generation, said.token,
+                      said.logprob, EntryKind_TOKEN, q.finish_reason);
+          if (q.terminal_written) q.terminal_written = Terminal_WRITTEN;  // later samples stay silent
         });
     const int settled = team.sum(claimed);
     if (team.leader()) {

@@ -67,9 +67,10 @@ BB_FN bool anything_new(Scheduler& s) {
 
 BB_FN void decide_state(Scheduler& s, uint32_t command) {
   const int live = s.num_running + s.num_waiting + s.num_ended + s.num_suspects;
-  if (command == Command_STOP || (command == Command_DRAIN && live == 0))
+  const bool stops = command == Command_STOP && !samples_in_flight(s);
+  if (stops || (command == Command_DRAIN && live == 0))
     s.state = EngineState_STOPPED;
-  else if (command == Command_DRAIN)
+  else if (command != Command_RUN)
     s.state = EngineState_DRAINING;
   else
     s.state = live ? EngineState_RUNNING : EngineState_IDLE;
@@ -94,13 +95,33 @@ BB_FN void account_time(Scheduler& s, uint64_t now) {
   s.returned_ns = now;
 }
 
-// Publish, poll, admit, plan. Leaves the next pass in plan and rows; plan.num_rows == 0 if there is none.
-BB_FN void scheduler_step(const Team& team, Scheduler& s, Plan& plan, Row* rows,
-                          const Result* results) {
+// A pass that the host launched, by the device's clock: between two of them it was idle, or waited for the
+// host although there was work.
+BB_FN void account_pass(Scheduler& s, uint64_t started_ns, uint64_t ended_ns) {
+  const uint64_t between = s.returned_ns && started_ns > s.returned_ns ? started_ns - s.returned_ns : 0;
+  for (int p = 0; p < s.num_ports; p++) {
+    Counters& c = counters_of(s.ports[p]);
+    c.num_steps++;
+    c.step_ns += ended_ns - started_ns;
+    (s.had_work ? c.gap_ns : c.idle_ns) += between;
+  }
+  s.returned_ns = ended_ns;
+}
+
+// A finished pass: its tokens go out.
+struct Done {
+  Plan* plan;
+  const Row* rows;
+  const Result* results;
+};
+
+// Publish `done` (null plan: nothing), poll, admit, plan. Leaves the next pass in plan and rows;
+// plan.num_rows == 0 if there is none. times_itself: the pass begins where this turn ends, and ends where
+// the next one begins.
+BB_FN void scheduler_turn(const Team& team, Scheduler& s, const Done& done, Plan& plan, Row* rows,
+                          bool times_itself) {
   const uint32_t command = read_word(team, &s.command);
-  if (team.leader()) account_time(s, clock_ns());
-  team.sync();
-  publish(team, s, plan, rows, results);
+  if (done.plan) publish(team, s, *done.plan, done.rows, done.results);
   poll(team, s, command);
   admit(team, s);
   plan_step(team, s, plan, rows);
@@ -109,12 +130,20 @@ BB_FN void scheduler_step(const Team& team, Scheduler& s, Plan& plan, Row* rows,
     decide_state(s, command);
     s.planned_ns = plan.num_rows ? now : 0;
     if (s.state != EngineState_IDLE || !s.busy_ns) s.busy_ns = now;
-    if (plan.num_rows)
+    if (plan.num_rows && times_itself)
       for (int p = 0; p < s.num_ports; p++) counters_of(s.ports[p]).gap_ns += now - s.returned_ns;
     if (has_halted(s)) plan.num_rows = 0;
   }
   team.sync();
   show_progress(team, s, now);
+}
+
+// A turn between two passes, of which the later one is not planned before the earlier one is known.
+BB_FN void scheduler_step(const Team& team, Scheduler& s, Plan& plan, Row* rows,
+                          const Result* results) {
+  if (team.leader()) account_time(s, clock_ns());
+  team.sync();
+  scheduler_turn(team, s, Done{&plan, rows, results}, plan, rows, true);
 }
 
 }  // namespace blinkbed

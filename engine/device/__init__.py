@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+
 from engine.config import ServeConfig
 from engine.control import ControlPath
 from engine.model.source import ModelSource
@@ -46,6 +48,20 @@ class Device(Protocol):
         self, config: ServeConfig, source: ModelSource, memory: SchedulerMemory
     ) -> ControlPath:
         """Load the model and build the graphs with which the device drives itself."""
+
+    def host_driven_path(
+        self,
+        config: ServeConfig,
+        source: ModelSource,
+        memory: SchedulerMemory,
+        device_memory: SchedulerMemory,
+    ) -> ControlPath:
+        """Load the model and build what the host launches for each pass. `memory` is the
+        scheduler's, on the host; `device_memory` the pass's, on the device.
+        """
+
+    def map_window(self, window: Window) -> np.ndarray:
+        """The window as memory of this process: u8, shape [window.nbytes]."""
 
 
 def open_device(config: ServeConfig) -> Device:

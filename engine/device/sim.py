@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from engine import progress
 from engine.config import ServeConfig
+from engine.control.host_driven import DEPTHS, HostDrivenLoop
 from engine.control.persistent import PersistentLoop, kernel_module
 from engine.device import Window
 from engine.model.source import ModelSource
@@ -42,6 +46,26 @@ class SimDevice:
         launch_pass = model_pass(self.xp, config, source, memory, module)
         progress.progress("capturing step graphs")
         return PersistentLoop(self.xp, memory, module, launch_pass)
+
+    def host_driven_path(
+        self,
+        config: ServeConfig,
+        source: ModelSource,
+        memory: SchedulerMemory,
+        device_memory: SchedulerMemory,
+    ) -> HostDrivenLoop:
+        """Load the model and capture the pass, once for each set of buffers."""
+        progress.progress("building the device's kernels, at the first start")
+        kernels = kernel_module(self.xp)
+        launch_pass = model_pass(self.xp, config, source, device_memory, kernels)
+        module = kernel_module(self.xp, "host_driven")
+        depth = DEPTHS[config.path]
+        return HostDrivenLoop(self.xp, memory, device_memory, module, launch_pass, depth=depth)
+
+    def map_window(self, window: Window) -> np.ndarray:
+        """The window as memory of this process."""
+        mapping = mmap.mmap(window.fd, window.nbytes, offset=window.offset)
+        return np.frombuffer(mapping, np.uint8)
 
 
 def open_device(config: ServeConfig) -> SimDevice:

@@ -220,8 +220,8 @@ def test_total_loss_is_reported_and_a_new_link_works_after_it(stand: Stand) -> N
     process = stand.start("reconnect")
     assert read_json(process)["connected"]
     stand.pair.impair(TOTAL_LOSS)
-    lost = read_json(process)
-    assert "the other side does not answer" in lost["lost"]
+    # Retries run out, or, where the machines get too little of the processor, our own patience.
+    assert "the RDMA link is lost" in read_json(process)["lost"]
     time.sleep(3)  # the loss's own length, not a synchronisation
     stand.pair.heal()
     result = read_json(process)
