@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from engine.config import RingConfig, SchedulerConfig
-from engine.control.host_driven import DEPTHS, HostDrivenLoop
+from engine.control.host_driven import DEPTHS, CapturedPass, HostDrivenLoop
 from engine.host_scheduler import scheduler_library
 from engine.ring import RingClient
 from engine.scheduler_memory import ModelLimits, SchedulerMemory
@@ -159,7 +159,8 @@ class HostDrivenDriver(Driver):
 
         depth = DEPTHS[self._path]
         module = FakeModule(self._device)
-        return OneStep(FAKE_XP, self.memory, self._device, module, launch_pass, depth=depth)
+        launcher = CapturedPass(FAKE_XP, self._device, module, launch_pass)
+        return OneStep(FAKE_XP, self.memory, launcher, depth=depth)
 
     def connect(self, port: int) -> RingClient:
         def on_session() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from engine.config import RingConfig, SchedulerConfig
+from engine.control.host_driven import CapturedPass
 from engine.host_scheduler import HostScheduler, scheduler_library
 from engine.protocol import FinishReason
 from engine.ring import RequestParams, RingClient, Ticket, encode_record
@@ -54,7 +55,7 @@ class Producer:
             geometry.slots_offset,
             geometry.tokens_offset,
             geometry.token_ring_entries,
-            20 * 10**9,
+            100 * 10**9,
         )
 
 
@@ -91,7 +92,7 @@ def test_who_sees_the_end_may_use_the_slot_at_once() -> None:
     """A producer in C posts to a slot within a microsecond of its terminal entry; with asynchronous
     batching a sample planned too many may still be under way then.
     """
-    num_requests = 20000
+    num_requests = 5000
     ring = RingConfig(num_slots=2, token_ring_entries=64)
     scheduler = SchedulerConfig(max_running=2, max_context=64, num_pages=64)
     limits = ModelLimits(259, 64, (257,))
@@ -100,14 +101,13 @@ def test_who_sees_the_end_may_use_the_slot_at_once() -> None:
     device = SchedulerMemory(np, window, ring, scheduler, limits, 1)
     library, state = scheduler_library(), ctypes.c_void_p(device.state.ctypes.data)
     FakeStream.is_eager = lambda: True
-    loop = OneStep(
+    launcher = CapturedPass(
         FAKE_XP,
-        host.memory,
         device,
         FakeModule(device),
         lambda: FakeStream.enqueue(lambda: void(library.bb_scripted_pass(state))),
-        depth=2,
     )
+    loop = OneStep(FAKE_XP, host.memory, launcher, depth=2)
     link = TestLink(host.port(), host.memory.geometry, "test")
     link.on_session = loop._step
     client = RingClient(link)

@@ -8,7 +8,7 @@
 //   packet: Plan | Row[num_rows] | block table[num_rows][max_pages_per_seq] | int32[num_tokens]
 //   answer: u64 started_ns | u64 ended_ns | Result[num_rows], the times by the device's clock
 #pragma once
-#include "ring.cuh"
+#include "sequences.cuh"
 
 namespace blinkbed {
 
@@ -31,7 +31,7 @@ BB_FN int num_prompt_of(const Row& row) {
   return left < 0 ? 0 : left < row.num_tokens ? left : row.num_tokens;
 }
 
-// On the device, before the pass. One thread of the team for each row.
+// On the device, before the pass.
 BB_FN void apply_packet(const Team& team, Scheduler& s, const uint8_t* packet) {
   const Plan& plan = *reinterpret_cast<const Plan*>(packet);
   const PacketParts parts = packet_parts(s, plan.num_rows, plan.num_tokens);
@@ -39,17 +39,24 @@ BB_FN void apply_packet(const Team& team, Scheduler& s, const uint8_t* packet) {
   const int32_t* tables = reinterpret_cast<const int32_t*>(packet + parts.tables);
   const int32_t* tokens = reinterpret_cast<const int32_t*>(packet + parts.tokens);
   for (int i = team.rank; i < plan.num_rows; i += team.size) {
-    const Row& row = rows[i];
-    s.rows[i] = row;
-    int32_t* table = s.block_tables + size_t(s.max_pages_per_seq) * row.seq;
-    for (int k = 0; k < s.max_pages_per_seq; k++)
-      table[k] = tables[size_t(i) * s.max_pages_per_seq + k];
-    int32_t* history = history_of(s, row.seq) + row.first_position;
-    for (int k = 0; k < num_prompt_of(row); k++) history[k] = tokens[row.query_start + k];
-    if (row.first_position == 0) {
-      s.sequences[row.seq].num_prompt = row.num_prompt_tokens;
-      s.sequences[row.seq].script_length = -1;
+    s.rows[i] = rows[i];
+    if (rows[i].first_position == 0) {
+      s.sequences[rows[i].seq].num_prompt = rows[i].num_prompt_tokens;
+      s.sequences[rows[i].seq].script_length = -1;
     }
+  }
+  // Flat over all tables: on a GPU one row after the other would wait for memory each time.
+  const int width = s.max_pages_per_seq;
+  for (int k = team.rank; k < plan.num_rows * width; k += team.size) {
+    const Row& row = rows[k / width];
+    if (k % width < pages_for(s, row.first_position + row.num_tokens))
+      s.block_tables[size_t(width) * row.seq + k % width] = tables[k];
+  }
+  for (int i = 0; i < plan.num_rows; i++) {
+    const int num_prompt = num_prompt_of(rows[i]);
+    int32_t* history = history_of(s, rows[i].seq) + rows[i].first_position;
+    for (int k = team.rank; k < num_prompt; k += team.size)
+      history[k] = tokens[rows[i].query_start + k];
   }
   if (team.leader()) *s.plan = plan;
   team.sync();

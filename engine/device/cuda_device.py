@@ -13,6 +13,8 @@ import numpy as np
 
 from engine import progress
 from engine.config import ServeConfig
+from engine.control.host_driven import DEPTHS, HostDrivenLoop
+from engine.device import Window
 from engine.errors import UserError
 from engine.model.source import ModelSource
 from engine.model.spec import device_weights
@@ -23,6 +25,7 @@ try:
     import torch
 
     from engine.device.cuda import CSRC, CudaError, CudaLibrary, HostWindow, load_module
+    from engine.device.pass_graphs import PassGraphs, pinned_zeros
     from engine.device.step_graphs import StepGraphs, token_buckets
     from engine.model.cuda_pass import CudaPass
     from engine.model.cuda_weights import Tensors, load_weights, random_device_weights
@@ -55,9 +58,17 @@ class CudaDevice:
         self, config: ServeConfig, source: ModelSource, memory: SchedulerMemory
     ) -> StepGraphs:
         """Load the model and instantiate the graphs for launching from the device."""
+        launch_pass, buckets = self._model(config, source, memory)
+        progress.progress("building kernels and capturing step graphs")
+        return StepGraphs(memory, launch_pass, buckets)
+
+    def _model(
+        self, config: ServeConfig, source: ModelSource, memory: SchedulerMemory
+    ) -> tuple[Callable[[int], None], tuple[int, ...]]:
+        """What enqueues a pass of up to so many tokens, and for which numbers to capture it."""
         limits = config.scheduler
         if source.spec.architecture == "scripted":
-            return StepGraphs(memory, scripted_launch(memory), (limits.max_step_tokens,))
+            return scripted_launch(memory), (limits.max_step_tokens,)
         check_memory(config, source)
         progress.progress(f"loading weights into {self.name}")
         forward = CudaPass(
@@ -68,8 +79,26 @@ class CudaDevice:
             page_size=limits.page_size,
             max_tokens=limits.max_step_tokens,
         )
-        progress.progress("building kernels and capturing step graphs")
-        return StepGraphs(memory, forward.launch, token_buckets(limits.max_step_tokens))
+        return forward.launch, token_buckets(limits.max_step_tokens)
+
+    def host_driven_path(
+        self,
+        config: ServeConfig,
+        source: ModelSource,
+        memory: SchedulerMemory,
+        device_memory: SchedulerMemory,
+    ) -> HostDrivenLoop:
+        """Load the model and capture one graph of a pass for each number of tokens."""
+        launch_pass, buckets = self._model(config, source, device_memory)
+        progress.progress("building kernels and capturing the passes")
+        graphs = PassGraphs(memory, device_memory, launch_pass, buckets)
+        depth = DEPTHS[config.path]
+        return HostDrivenLoop(cupy, memory, graphs, depth=depth, zeros=pinned_zeros)
+
+    def map_window(self, window: Window) -> np.ndarray:
+        """It is memory of this process already."""
+        array: np.ndarray = window.array
+        return array
 
 
 def scripted_launch(memory: SchedulerMemory) -> Callable[[int], None]:

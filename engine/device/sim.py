@@ -13,7 +13,7 @@ import numpy as np
 
 from engine import progress
 from engine.config import ServeConfig
-from engine.control.host_driven import DEPTHS, HostDrivenLoop
+from engine.control.host_driven import DEPTHS, CapturedPass, HostDrivenLoop
 from engine.control.persistent import PersistentLoop, kernel_module
 from engine.device import Window
 from engine.model.source import ModelSource
@@ -59,8 +59,8 @@ class SimDevice:
         kernels = kernel_module(self.xp)
         launch_pass = model_pass(self.xp, config, source, device_memory, kernels)
         module = kernel_module(self.xp, "host_driven")
-        depth = DEPTHS[config.path]
-        return HostDrivenLoop(self.xp, memory, device_memory, module, launch_pass, depth=depth)
+        launcher = CapturedPass(self.xp, device_memory, module, launch_pass)
+        return HostDrivenLoop(self.xp, memory, launcher, depth=DEPTHS[config.path])
 
     def map_window(self, window: Window) -> np.ndarray:
         """The window as memory of this process."""
