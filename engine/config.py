@@ -193,6 +193,9 @@ class ServeConfig(Section):
         "the device), async (the host, one step ahead of the device)",
         choices=PATHS,
     )
+    timeline: str = option(
+        "", "file for the timeline of the last steps, written when the server stops"
+    )
     runtime_dir: str = option("", "folder of sockets, made by the launcher", hidden=True)
     debug: bool = option(False, "show full tracebacks")
 

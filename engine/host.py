@@ -27,6 +27,7 @@ from engine.model.source import ModelSource, open_model
 from engine.protocol import EngineState, Geometry
 from engine.scheduler_memory import ModelLimits
 from engine.state import Command
+from engine.timeline import write_timeline
 from engine.window_file import WindowFile
 
 DRAIN_TIMEOUT_S = 10.0
@@ -111,6 +112,10 @@ class Host:
         self._path.command(Command.STOP)
         return self._wait_stopped(DRAIN_TIMEOUT_S)
 
+    def write_timeline(self, file: Path, path: str) -> None:
+        """The last steps of a loop that has halted. Raises UserError when that cannot be done."""
+        write_timeline(file, path, self._path.timeline())
+
     def _wait_stopped(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         halted = (EngineState.STOPPED, EngineState.FATAL)
@@ -186,7 +191,11 @@ def serve(config: ServeConfig) -> int:
     with Host(config) as host:
         progress.ready(WHO_DRIVES[config.path], window=host.window, model_id=host.model_id)
         wait_for_stop_signal()
-        return 0 if host.drain() else 1
+        if not host.drain():
+            return 1
+        if config.timeline:
+            host.write_timeline(Path(config.timeline), config.path)
+        return 0
 
 
 def main() -> int:

@@ -37,6 +37,7 @@ class SchedulerMemory:
 
     window: u8 array of num_ports * geometry.port_bytes, zeroed: the only part that is registered
     for remote access. `state` is the SCHEDULER struct (shape [1]); kernels get its pointer.
+    timeline: the scheduler writes down its last steps.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class SchedulerMemory:
         scheduler: SchedulerConfig,
         model: ModelLimits,
         epoch: int,
+        *,
+        timeline: bool = False,
     ) -> None:
         self.geometry = Geometry(
             ring.num_slots, ring.token_ring_entries, model.max_context, model.vocab_size
@@ -73,6 +76,8 @@ class SchedulerMemory:
             "rows": xp.zeros(rows, state.ROW.dtype),
             "results": xp.zeros(rows, state.RESULT.dtype),
         }
+        if timeline:
+            self.arrays["timeline"] = xp.zeros(state.TIMELINE_STEPS, state.STEP_RECORD.dtype)
         self.state = xp.asarray(self._initial_state(scheduler, model, epoch))
         self._write_identities(model, epoch)
 

@@ -13,6 +13,7 @@ from engine.protocol import COUNTERS
 
 MAX_EOS_IDS = 8
 MAX_GRAPHS = 16
+TIMELINE_STEPS = 4096
 
 
 class Command(enum.IntEnum):
@@ -79,6 +80,17 @@ ROW = Struct(
 )
 
 RESULT = Struct("Result", 8, ("token", "i4"), ("logprob", "f4"))
+
+STEP_RECORD = Struct(
+    "StepRecord",
+    40,
+    ("turn_ns", "u8"),  # when the turn began that planned the pass
+    ("started_ns", "u8"),
+    ("ended_ns", "u8"),
+    ("step", "u8"),
+    ("num_tokens", "i4"),
+    ("num_rows", "i4"),
+)
 
 SEQUENCE = Struct(
     "Sequence",
@@ -173,6 +185,7 @@ SCHEDULER = Struct(
     ("plan", "*Plan"),
     ("rows", "*Row"),
     ("results", "*Result"),
+    ("timeline", "*StepRecord"),  # [kTimelineSteps], a ring; null: not wanted
     ("graphs", "u8", MAX_GRAPHS),  # graph 0 polls; graph k takes up to graph_tokens[k] tokens
     ("graph_tokens", "i4", MAX_GRAPHS),
     # Words of the host.
@@ -196,14 +209,16 @@ SCHEDULER = Struct(
     ("busy_ns", "u8"),  # when there last was something to do
     ("must_drain", "i4"),  # no new pass before those in flight are settled: a preemption waits
     ("had_work", "i4"),  # host-driven paths: was there more to do when the last pass was settled?
-    ("reserved", "u8", 7),
+    ("num_recorded", "u8"),  # steps written to the timeline
+    ("reserved", "u8", 5),
 )
 
-C_STRUCTS = [PLAN, ROW, RESULT, SEQUENCE, PORT, SCHEDULER]
+C_STRUCTS = [PLAN, ROW, RESULT, STEP_RECORD, SEQUENCE, PORT, SCHEDULER]
 C_ENUMS = [Command, Terminal, SchedulerError]
 C_CONSTANTS = {
     "kMaxEosIds": MAX_EOS_IDS,
     "kMaxGraphs": MAX_GRAPHS,
+    "kTimelineSteps": TIMELINE_STEPS,
     "kRowSample": int(RowFlag.SAMPLE),
     "kRowLogprobs": int(RowFlag.LOGPROBS),
     "kRowSuppressStop": int(RowFlag.SUPPRESS_STOP),

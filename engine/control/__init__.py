@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.state import Command
+from engine.timeline import Event
 
 
 class ControlPath(Protocol):
@@ -21,3 +22,6 @@ class ControlPath(Protocol):
 
     def error(self) -> int:
         """state.SchedulerError: why it halted, 0 for no reason."""
+
+    def timeline(self) -> list[Event]:
+        """The last steps, for a loop that has halted; the device's own only where asked for."""

@@ -54,5 +54,13 @@ def _persistent(
     epoch: int,
 ) -> ControlPath:
     """All of the scheduler's memory is the device's, and so is the loop."""
-    memory = SchedulerMemory(device.xp, window.array, config.ring, config.scheduler, limits, epoch)
+    memory = SchedulerMemory(
+        device.xp,
+        window.array,
+        config.ring,
+        config.scheduler,
+        limits,
+        epoch,
+        timeline=bool(config.timeline),
+    )
     return device.persistent_path(config, source, memory)

@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.scheduler_memory import SchedulerMemory
 from engine.state import Command
+from engine.timeline import Event, device_events
 
 CSRC = Path(__file__).parents[1] / "csrc"
 IDLE_GRAPH, STEP_GRAPH = 0, 1
@@ -74,3 +75,8 @@ class PersistentLoop:
     def error(self) -> int:
         """The scheduler's error code (engine/state.py: SchedulerError)."""
         return int(self._xp.asnumpy(self._memory.word("error"))[0])
+
+    def timeline(self) -> list[Event]:
+        """The last steps as the device wrote them down; none where it was not asked to."""
+        records = self._memory.arrays.get("timeline")
+        return [] if records is None else device_events(self._xp.asnumpy(records))

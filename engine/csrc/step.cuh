@@ -80,6 +80,13 @@ BB_FN void decide_state(Scheduler& s, uint32_t command) {
   }
 }
 
+// A pass that the device planned itself, before its times are overwritten.
+BB_FN void record_step(Scheduler& s, const Plan& plan, uint64_t now) {
+  if (!s.timeline || !s.planned_ns) return;
+  s.timeline[s.num_recorded++ % kTimelineSteps] =
+      StepRecord{s.returned_ns, s.planned_ns, now, plan.step, plan.num_tokens, plan.num_rows};
+}
+
 // Where the time between two turns belongs: to the step that ran, or to idleness.
 BB_FN void account_time(Scheduler& s, uint64_t now) {
   const bool stepped = s.planned_ns != 0;
@@ -141,7 +148,11 @@ BB_FN void scheduler_turn(const Team& team, Scheduler& s, const Done& done, Plan
 // A turn between two passes, of which the later one is not planned before the earlier one is known.
 BB_FN void scheduler_step(const Team& team, Scheduler& s, Plan& plan, Row* rows,
                           const Result* results) {
-  if (team.leader()) account_time(s, clock_ns());
+  if (team.leader()) {
+    const uint64_t now = clock_ns();
+    record_step(s, plan, now);
+    account_time(s, now);
+  }
   team.sync();
   scheduler_turn(team, s, Done{&plan, rows, results}, plan, rows, true);
 }

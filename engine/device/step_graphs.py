@@ -19,6 +19,7 @@ from cuda.bindings import runtime as cudart
 from engine.device.cuda import CSRC, checked, load_module
 from engine.scheduler_memory import SchedulerMemory, device_pointer
 from engine.state import MAX_GRAPHS, Command
+from engine.timeline import Event, device_events
 
 TEAM_SIZE = 256  # threads of the scheduler node
 MOST_BUCKETS = MAX_GRAPHS - 1
@@ -118,3 +119,11 @@ class StepGraphs:
         """The scheduler's error code (engine/state.py: SchedulerError)."""
         with self._side:
             return int(self._memory.word("error").get()[0])
+
+    def timeline(self) -> list[Event]:
+        """The last steps as the device wrote them down; none where it was not asked to."""
+        records = self._memory.arrays.get("timeline")
+        if records is None:
+            return []
+        with self._side:
+            return device_events(records.get())
