@@ -147,6 +147,17 @@ async def frozen(url: str, asked: list[dict[str, Any]], pids: list[int]) -> dict
     }
 
 
+async def stalled(url: str, asked: list[dict[str, Any]], pids: list[int]) -> dict[str, Any]:
+    """As frozen, where the host drives the steps: nothing comes until it goes on."""
+    running = asyncio.create_task(together(url, asked))
+    await asyncio.sleep(FREEZE_AFTER_S)
+    with Freeze(pids) as freeze:
+        await asyncio.sleep(FREEZE_S)
+    streams = await running
+    frozen_s = round(freeze.ended_at - freeze.began_at, 2)
+    return {"frozen_s": frozen_s, "begun_before": figures(streams)}
+
+
 def check(url: str, path: Path) -> dict[str, Any]:
     """Greedy ids against the float32 reference, up to its safe tokens."""
     entries = json.loads(path.read_text())
@@ -176,7 +187,7 @@ def pin(stack_pids: dict[str, int]) -> dict[str, str]:
     return {**{role: str(sorted(cores)) for role, cores in sets.items()}, "client": "2, 3"}
 
 
-def measure(url: str, pids: dict[str, int], vocab_size: int) -> dict[str, Any]:
+def measure(url: str, pids: dict[str, int], vocab_size: int, path: str) -> dict[str, Any]:
     """All figures of one server."""
     asked = bodies(vocab_size)
     result: dict[str, Any] = {"cores": pin(pids)}
@@ -188,7 +199,8 @@ def measure(url: str, pids: dict[str, int], vocab_size: int) -> dict[str, Any]:
         result["burners"] = burners
         result["interference"] = figures(asyncio.run(together(url, asked)))
         result["poisson_interference"] = figures(asyncio.run(poisson(url, vocab_size)))
-    result["host_frozen"] = asyncio.run(frozen(url, asked, [pids["host"], pids["launcher"]]))
+    freeze = frozen if path == "persistent" else stalled
+    result["host_frozen"] = asyncio.run(freeze(url, asked, [pids["host"], pids["launcher"]]))
     return result
 
 
@@ -210,6 +222,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("serve", nargs="*", help="further flags of blinkbed serve, after --")
     arguments = parser.parse_args(words)
     flags = ["--device", "cuda", "--model", arguments.model, "--path", arguments.path]
+    # So that streams outlive the freeze where the host's loop beats the heart.
+    flags += ["--heartbeat-timeout-s", "30"]
     flags += ["--port", "0", "--max-running", str(NUM_STREAMS), *arguments.serve]
     started = time.monotonic()
     with Stack(flags, on_message=lambda line: print(line, file=sys.stderr, flush=True)) as stack:
@@ -231,7 +245,7 @@ def main(words: Sequence[str] | None = None) -> int:
         }
         if arguments.check:
             result["reference"] = check(ready.url, arguments.check)
-        result |= measure(ready.url, pids, arguments.vocab_size)
+        result |= measure(ready.url, pids, arguments.vocab_size, arguments.path)
         result["exit_status"] = stack.stop()
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"http-{arguments.model.replace(':', '-')}-{arguments.path}.json"
