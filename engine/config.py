@@ -98,7 +98,8 @@ class ModelConfig(Section):
 
     model: str = option(
         "smollm2",
-        "smollm2, scripted, scripted:FILE, random:SHAPE (random weights, for measuring), a GGUF "
+        "smollm2, scripted, scripted:FILE, paced:PROFILE (scripted, each step as long as on the "
+        "GPU of a profile such as 8b-h200), random:SHAPE (random weights, for measuring), a GGUF "
         "file, or a Hugging Face folder with safetensors",
     )
 

@@ -12,6 +12,7 @@ from engine import progress
 from engine.config import ServeConfig
 from engine.errors import UserError
 from engine.model import native_forward
+from engine.model.pace import Pace
 from engine.model.source import ModelSource
 from engine.model.spec import ModelSpec, device_weights
 from engine.scheduler_memory import SchedulerMemory
@@ -27,10 +28,27 @@ def model_pass(
     module: Any,
 ) -> Callable[[], None]:
     """Load the model; the returned function launches one pass on the current stream."""
+    if source.pace is not None:
+        return _paced_pass(xp, config, source.pace, memory, module)
     if source.spec.architecture == "scripted":
         kernel = module.get_function("scripted_forward")
         return lambda: kernel((1,), (1,), (memory.state,))
     return _transformer_pass(xp, config, source, memory)
+
+
+def _paced_pass(
+    xp: ModuleType, config: ServeConfig, pace: Pace, memory: SchedulerMemory, module: Any
+) -> Callable[[], None]:
+    if config.scheduler.max_step_tokens > pace.buckets[-1]:
+        raise UserError(
+            f"the profile {pace.name} knows steps of up to {pace.buckets[-1]} tokens; lower "
+            f"--max-step-tokens={config.scheduler.max_step_tokens}"
+        )
+    how = "measured" if pace.measured else "estimated"
+    progress.progress(f"steps take as long as on {pace.hardware}, {how} {pace.date}")
+    kernel = module.get_function("paced_forward")
+    struct = xp.asarray(pace.to_struct().view(np.uint8))
+    return lambda: kernel((1,), (1,), (memory.state, struct))
 
 
 def _transformer_pass(

@@ -121,9 +121,9 @@ PROGRESS = Struct(
     ("session_ack", "u4"),
     ("state", "u4"),
     ("error", "u4"),
-    ("reserved0", "u4"),
+    ("pace_late_steps", "u4"),  # paced model: steps that took longer than they should have
     ("pass_beat", "u8"),  # grows inside a long forward pass, once per layer and more
-    ("reserved", "u8"),
+    ("pace_late_ns", "u8"),  # by how much, together
 )
 
 COUNTERS = Struct(

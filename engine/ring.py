@@ -68,6 +68,8 @@ class Snapshot:
     epoch: int
     heartbeat: int
     pass_beat: int
+    pace_late_steps: int
+    pace_late_ns: int
     clock_ns: int
     state: int
     error: int

@@ -77,9 +77,9 @@ struct Progress {
   uint32_t session_ack;
   uint32_t state;
   uint32_t error;
-  uint32_t reserved0;
+  uint32_t pace_late_steps;
   uint64_t pass_beat;
-  uint64_t reserved;
+  uint64_t pace_late_ns;
 };
 static_assert(sizeof(Progress) == 64);
 static_assert(offsetof(Progress, heartbeat) == 0);
@@ -89,9 +89,9 @@ static_assert(offsetof(Progress, picked_up) == 24);
 static_assert(offsetof(Progress, session_ack) == 32);
 static_assert(offsetof(Progress, state) == 36);
 static_assert(offsetof(Progress, error) == 40);
-static_assert(offsetof(Progress, reserved0) == 44);
+static_assert(offsetof(Progress, pace_late_steps) == 44);
 static_assert(offsetof(Progress, pass_beat) == 48);
-static_assert(offsetof(Progress, reserved) == 56);
+static_assert(offsetof(Progress, pace_late_ns) == 56);
 struct Counters {
   uint32_t num_running;
   uint32_t num_waiting;

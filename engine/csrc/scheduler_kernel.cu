@@ -1,5 +1,5 @@
 // Kernels of the persistent path: the last node of every step graph, and the scripted model's pass.
-#include "scripted.cuh"
+#include "paced.cuh"
 #include "step.cuh"
 
 using namespace blinkbed;
@@ -78,6 +78,16 @@ extern "C" __global__ void scheduler_node(Scheduler* scheduler) {
   copy_state(team, memory, words, kFirstChanging);
 #endif
 }
+
+#if !defined(__CUDACC__)
+extern "C" __global__ void paced_forward(Scheduler* scheduler, const Pace* pace) {
+  const uint64_t started = clock_ns();
+  if (!scheduler->plan->num_rows) return;
+  const uint64_t length_ns = pace_of(*pace, *scheduler->plan, scheduler->rows);
+  scripted_pass(Team{}, *scheduler, *scheduler->plan, scheduler->rows, scheduler->results);
+  keep_pace(*scheduler, started, length_ns);
+}
+#endif
 
 extern "C" __global__ void scripted_forward(Scheduler* scheduler) {
   const Team team{int(threadIdx.x), int(blockDim.x)};

@@ -67,6 +67,8 @@ class CudaDevice:
     ) -> tuple[Callable[[int], None], tuple[int, ...]]:
         """What enqueues a pass of up to so many tokens, and for which numbers to capture it."""
         limits = config.scheduler
+        if source.pace is not None:
+            raise UserError("a paced model stands in for a GPU: it needs --device sim")
         if source.spec.architecture == "scripted":
             return scripted_launch(memory), (limits.max_step_tokens,)
         check_memory(config, source)

@@ -11,10 +11,12 @@ from pathlib import Path
 from engine.model.card import TokenizerCard
 from engine.model.cuda_random import RANDOM_PREFIX, random_spec
 from engine.model.fetch import fetch_default_model
+from engine.model.pace import Pace
 from engine.model.scripted import read_strings, scripted_card, scripted_spec
 from engine.model.spec import ModelError, ModelSpec, ReadWeight, Weight, read_device_weights
 
 DEFAULT_MODEL = "smollm2"
+PACED_PREFIX = "paced:"
 SCRIPTED_MODEL = "scripted"
 
 
@@ -26,6 +28,8 @@ class ModelSource:
     card: TokenizerCard
     read: ReadWeight | None = None
     """Gives a canonical weight by name; None: the model has no weights (scripted)."""
+    pace: Pace | None = None
+    """How long its steps take; None: as long as they do."""
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """The device weights, one after the other (``spec.device_weights`` has the shapes)."""
@@ -33,8 +37,8 @@ class ModelSource:
 
 
 def open_model(model: str) -> ModelSource:
-    """Open ``smollm2``, ``scripted``, ``scripted:FILE``, ``random:SHAPE``, a GGUF file or a Hugging
-    Face folder.
+    """Open ``smollm2``, ``scripted``, ``scripted:FILE``, ``paced:PROFILE``, ``random:SHAPE``, a
+    GGUF file or a Hugging Face folder.
 
     Downloads the default model if it is not in the cache. Raises ModelError in one sentence.
     """
@@ -42,6 +46,8 @@ def open_model(model: str) -> ModelSource:
         return _scripted(model, ())
     if model.startswith(SCRIPTED_MODEL + ":"):
         return _scripted(SCRIPTED_MODEL, read_strings(Path(model.partition(":")[2]).expanduser()))
+    if model.startswith(PACED_PREFIX):
+        return _paced(model)
     if model.startswith(RANDOM_PREFIX):
         return _random(model)
     if model == DEFAULT_MODEL:
@@ -55,6 +61,12 @@ def open_model(model: str) -> ModelSource:
         f"no model {model!r}: it is neither {DEFAULT_MODEL}, {SCRIPTED_MODEL} or "
         f"{SCRIPTED_MODEL}:FILE, nor a GGUF file or a folder that exists."
     )
+
+
+def _paced(model: str) -> ModelSource:
+    """The scripted model at a GPU's pace."""
+    pace = Pace.load(model.removeprefix(PACED_PREFIX))
+    return dataclasses.replace(_scripted(f"{PACED_PREFIX}{pace.name}", ()), pace=pace)
 
 
 def _random(model: str) -> ModelSource:

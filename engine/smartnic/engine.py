@@ -333,6 +333,8 @@ def _device_samples(s: Snapshot) -> Iterator[Sample]:
     yield Sample("counter", "engine_step_seconds", "Time inside steps.", s.step_ns / 1e9)
     yield Sample("counter", "engine_gap_seconds", "Time between steps with work.", s.gap_ns / 1e9)
     yield Sample("counter", "engine_idle_seconds", "Time without work.", s.idle_ns / 1e9)
+    yield Sample("counter", "pace_late_steps", "Steps off their pace.", s.pace_late_steps)
+    yield Sample("counter", "pace_late_seconds", "By so much.", s.pace_late_ns / 1e9)
     yield Sample("counter", "records_accepted", "Records taken.", s.records_accepted)
     yield Sample("counter", "records_rejected", "Records refused.", s.records_rejected)
     yield Sample("counter", "records_torn", "Looks at records not yet whole.", s.records_torn)
