@@ -1,4 +1,4 @@
-"""The paced model: its time by the formula, profiles that are none, and lateness that is counted."""
+"""The paced model: its time by the formula, profiles that are none, and counted lateness."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from engine.model.pace import PROFILES, Pace
 from engine.model.source import open_model
 from engine.model.spec import ModelError
+from engine.stack import StackError
 from tests.chat_client import complete, get
 from tests.server import start_server
 
@@ -26,6 +27,10 @@ def profile(folder: Path, **changes: object) -> Path:
     path = folder / "test.json"
     path.write_text(json.dumps({**PROFILE, **changes}))
     return path
+
+
+def flags(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"model": f"paced:{profile(folder)}", "max_running": 2, **more}
 
 
 def test_shipped_profiles_load() -> None:
@@ -87,8 +92,6 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def test_too_many_tokens_a_step_are_refused(tmp_path: Path) -> None:
-    from engine.stack import StackError
-
     flags: dict[str, Any] = {
         "model": f"paced:{profile(tmp_path)}",
         "max_step_tokens": 65,
