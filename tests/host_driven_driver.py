@@ -85,6 +85,9 @@ class FakeEvent:
     def record(self, stream: Any) -> None:
         pass
 
+    def synchronize(self) -> None:
+        FakeStream.drain()
+
 
 def zeros(shape: int, dtype: Any) -> Any:
     return np.zeros(shape, dtype).view(FakeArray)

@@ -199,9 +199,7 @@ class HostDrivenLoop:
             one.uploaded.record(self._upload)
             self._compute.wait_event(one.uploaded)
         self._launcher.launch(one, int(one.plan[0]["graph"]), self._compute)
-        if self._download is not self._compute:
-            one.computed.record(self._compute)
-            self._download.wait_event(one.computed)
+        one.computed.record(self._compute)
         self._note("host", "launch", one, began_ns)
         self._under_way.append(one)
 
@@ -209,6 +207,7 @@ class HostDrivenLoop:
         """Wait for the oldest pass and take its answer; its set is free again."""
         one = self._under_way.popleft()
         began_ns = time.monotonic_ns()
+        one.computed.synchronize()
         one.device_answer.get(stream=self._download, out=one.answer)
         started_ns, ended_ns = one.answer[:2].tolist()
         self._note("device", "pass", one, started_ns, ended_ns)
