@@ -133,7 +133,7 @@ def _attack(name: str) -> Callable[[ContainerStack, Options], None]:
 
 
 def attack(stack: ContainerStack, name: str, *, seconds: float = 10.0) -> dict[str, Any]:
-    """Run an attack of emulation/vm/guest/attack.py on the last port; what came of it.
+    """Run an attack of emulation/vm/guest/attack.py on port 1; what came of it.
 
     The SmartNIC keeps port 0, so the stack must have two (`--num-ports 2`).
     """

@@ -1,7 +1,7 @@
 """``blinkbed serve --device cuda`` over HTTP: streams idle, under interference, host frozen.
 
     python -m loadtests.bench_h200_http --out results --model random:8b [--path persistent]
-        [--link shm] [--check tests/reference/smollm2_greedy.json] [-- further flags of serve]
+        [--check tests/reference/smollm2_greedy.json] [-- further flags of serve]
 
 The SmartNIC's process and the client have cores of their own (two for each), as a DPU and another
 machine have; the host process shares the others with the interference. Prints one JSON object, also

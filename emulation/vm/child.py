@@ -52,7 +52,6 @@ class MachineChild:
         how = "KVM" if accelerator == "kvm" else "software emulation (TCG)"
         progress.progress(f"booting the {role}'s machine under {how}")
         self.machine = Machine(self._machine_config(accelerator), image, self.folder)
-        self.how = how
 
     def _machine_config(self, accelerator: str) -> MachineConfig:
         runtime, role = self.config.runtime_path, self.role

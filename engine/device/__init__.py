@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -69,6 +68,3 @@ def open_device(config: ServeConfig) -> Device:
     module: ModuleType = importlib.import_module(MODULES[config.device.device])
     device: Device = module.open_device(config)
     return device
-
-
-__all__: Sequence[str] = ("Device", "Window", "open_device")

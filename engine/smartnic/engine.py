@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.errors import UserError
 from engine.link import LinkError
 from engine.ring import RingClient, RingFull, SlotTimes, Snapshot
 from engine.smartnic.choice import Choice, Timing
@@ -30,8 +29,8 @@ class Engine:
 
     A slot belongs to a choice from `submit` until the device's terminal entry, whatever happened
     to the client in between. heartbeat_timeout_s: see Health. reconnect: makes a new client of the
-    same window once the link is lost (it blocks, in a thread; raises UserError or LinkError where
-    that does not work yet). Requests in flight then have failed: none is executed twice.
+    same window once the link is lost (it blocks, in a thread, and raises where that does not work
+    yet). Requests in flight then have failed: none is executed twice.
     """
 
     def __init__(
@@ -143,9 +142,9 @@ class Engine:
             try:
                 self._ring = await asyncio.to_thread(self._reconnect)
                 break
-            except (LinkError, UserError) as error:
+            except Exception as error:  # whatever it is: who stops trying is never ready again
                 logger.warning("not connected yet: %s", error)
-                self._health.link_failed(str(error))
+                self._health.link_failed(str(error) or type(error).__name__)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         self._choices = [None] * self._ring.geometry.num_slots
