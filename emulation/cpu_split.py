@@ -6,11 +6,12 @@ nobody else of the stack uses. With two CPUs the rest is one CPU, which device, 
 client share with real-time priorities, so that what interference drives off the host's CPUs does
 not press on those that real hardware keeps apart.
 
-The device comes last among the three: a paced device sleeps through its steps, and that is when
-the others have something to do; but a device that waits for work looks at its doorbells all the
-time, as a GPU does, and before a SmartNIC on the same CPU it would hold it up (a first token took
-27 times as long so). What the device loses by it is in its own clock, and a cell in which it
-did not keep its pace is marked. `device_first` turns it round.
+One CPU cannot serve both as real hardware would, so the order of priorities is a choice that the
+results record. `device_first`: a paced device sleeps through its steps, and SmartNIC and client
+work then; a first token waits for a device that looks at its doorbells. Device last: the device
+waits for SmartNIC and client after each step, which a host-driven path pays for in every copy and
+wake-up, and which looks like the host's cost in the device's own clock. A device that computes
+(a real model on the CPU) would starve the SmartNIC, so it comes last.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from engine.cli import main
 from engine.errors import UserError
 from loadtests.compare.cell import Cell, key_of
 from loadtests.compare.client import Client, Request, Timing
+from loadtests.compare.command import Comparison, add_arguments
 from loadtests.compare.figures import client_figures, device_figures, longest_gap_ms, spread
 from loadtests.compare.grid import Grid
 from loadtests.compare.load import requests_of
@@ -131,6 +133,9 @@ def test_a_device_that_was_late_makes_the_cell_invalid() -> None:
     assert "requests failed" in doubts(cell, failed)[0]
     assert doubts(cell, {**good, "num_tokens": 0}) == ["no token came"]
     assert "streams ended" in doubts(Cell("frozen", "sync", batch=8), good)[0]
+    assert (
+        "requests failed" in doubts(Cell("steady", "sync", batch=8), {**failed, "num_ended": 0})[0]
+    )
 
 
 def test_arrivals_are_the_same_for_every_path_and_fit_the_context() -> None:
@@ -219,3 +224,21 @@ def test_a_small_comparison_end_to_end_goes_on_where_it_stopped(
     assert main(words) == 0
     assert read_results(file) == results
     assert "3 of 3 cells are measured already" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "is_first"),
+    [
+        ([], True),
+        (["--no-device-first"], False),
+        (["--model", "scripted"], False),
+        (["--model", "scripted", "--device-first"], True),
+    ],
+)
+def test_a_paced_device_goes_first_and_one_that_computes_last(
+    words: list[str], is_first: bool, tmp_path: Path
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = parser.parse_args([*words, "--output", str(tmp_path / "none.jsonl")])
+    assert Comparison(given)._configuration()["device_first"] is is_first

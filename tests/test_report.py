@@ -117,10 +117,50 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
 
 
 def test_conclusions_follow_from_the_numbers() -> None:
-    expected = [SHOWN, SHOWN, SHOWN, PARTLY, PARTLY, SHOWN, SHOWN, NOT_SHOWN]
+    expected = [PARTLY, PARTLY, PARTLY, PARTLY, PARTLY, SHOWN, SHOWN, NOT_SHOWN]
     assert verdicts(all_results()) == expected
     text = "\n".join(one.sentence for one in conclusions(Selection(all_results())))
     assert "sync 38.5\N{NO-BREAK SPACE}%, async 52.6\N{NO-BREAK SPACE}%" in text
+
+
+def test_what_a_simulated_gpu_adds_to_a_wait_is_not_taken_for_the_design() -> None:
+    results = all_results()
+    assert "simulated GPU" in conclusions(Selection(results))[0].sentence
+    for one in results:
+        one["configuration"]["device"] = "cuda"
+    real = conclusions(Selection(results))
+    assert [one.verdict for one in real[:2]] == [SHOWN, SHOWN]
+    assert "simulated" not in real[0].sentence
+
+
+def test_a_gain_within_the_noise_that_the_numbers_show_is_not_shown() -> None:
+    results = all_results()
+    sync = next(one for one in results if one["cell"]["kind"] == "steady")
+    for one in results:
+        cell = one["cell"]
+        if (cell["kind"], cell["path"]) == ("steady", "async") and not cell["has_interference"]:
+            one["figures"]["tokens_per_s"] = 1.023 * sync["figures"]["tokens_per_s"]
+    assert verdicts(results)[1] == PARTLY
+    for one in results:
+        cell = one["cell"]
+        if (cell["kind"], cell["path"], cell["measure"]) == ("steady", "persistent", "realtime"):
+            one["figures"]["tokens_per_s"] *= 1.04
+    assert Selection(results).noise == pytest.approx(0.037, abs=0.002)
+    assert verdicts(results)[1] == NOT_SHOWN
+
+
+def test_a_valid_figure_of_another_commit_does_not_stand_in_for_one_not_valid() -> None:
+    old, new = result("steady", "async"), result("steady", "async")
+    new |= {"commit": "another", "valid": False, "reasons": ["the paced device was late"]}
+    selection = Selection([old, new])
+    assert selection.figures("steady", "async") is None
+    assert selection.others == 1
+
+
+def test_an_emulated_report_has_the_real_gpu_beside_it(made: Path) -> None:
+    markdown = made.with_suffix(".md").read_text()
+    assert "What a real GPU says" in markdown
+    assert re.search(r"Throughput kept under interference \| 23\.9.% \| 29\.7.% \| 99\.8", markdown)
 
 
 def test_conclusions_turn_when_the_numbers_do() -> None:

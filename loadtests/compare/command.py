@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interference", default="auto", choices=MAKERS, help="who makes it")
     parser.add_argument("--per-cpu", type=int, default=1, help="burners of each kind and CPU")
     parser.add_argument(
-        "--device-first", action="store_true", help="the device before SmartNIC and client"
+        "--device-first",
+        action=argparse.BooleanOptionalAction,
+        help="the device before SmartNIC and client (default: with a paced model)",
     )
     parser.add_argument("--batch", type=int, default=32, help="streams of steady decode")
     parser.add_argument("--context", type=int, default=6144, help="most tokens of a request")
@@ -170,6 +172,11 @@ class Comparison:
     def _per_cpu(self) -> int:
         return int(self._arguments.per_cpu)
 
+    @property
+    def _device_first(self) -> bool:
+        given = self._arguments.device_first
+        return str(self._arguments.model).startswith("paced") if given is None else bool(given)
+
     def _configuration(self) -> dict[str, Any]:
         given = self._arguments
         return {
@@ -179,7 +186,7 @@ class Comparison:
             "serve": given.serve,
             "interference": given.interference,
             "per_cpu": self._per_cpu,
-            "device_first": given.device_first,
+            "device_first": self._device_first,
             "cpus": self._split.to_dict(),
             "max_context": given.context,
             "lengths": "sharegpt-like",
@@ -262,7 +269,7 @@ class Comparison:
         self._stack = Stack(words)
         self._path = cell.path
         ready = self._stack.wait_ready(READY_TIMEOUT_S)
-        self._pace = self._split.apply(ready, device_first=given.device_first)
+        self._pace = self._split.apply(ready, device_first=self._device_first)
         return ready
 
     def _close(self) -> None:

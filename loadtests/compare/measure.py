@@ -195,7 +195,7 @@ def doubts(cell: Cell, found: dict[str, Any]) -> list[str]:
             f"the paced device was late in {late:.0f} of {steps} steps: this machine did not keep "
             "the GPU's pace"
         )
-    if found["num_failed"] and cell.kind == "load":
+    if found["num_failed"]:
         reasons.append(f"{found['num_failed']} requests failed: {found['first_error']}")
     if found["num_ended"] and cell.kind in ("steady", "frozen"):
         reasons.append(

@@ -11,10 +11,11 @@ from engine.errors import UserError
 from loadtests.compare.cell import Cell
 from loadtests.compare.store import read_results
 from loadtests.report.conclusions import conclusions
+from loadtests.report.h200 import h200_table
 from loadtests.report.markdown import markdown
 from loadtests.report.page import page
 from loadtests.report.selection import PATHS, Selection
-from loadtests.report.tables import Tables
+from loadtests.report.tables import Tables, percent
 from loadtests.report.timeline import Timeline, read_timeline, trace
 
 INPUT, OUTPUT = Path("results/compare.jsonl"), Path("results/report.html")
@@ -55,6 +56,8 @@ def write(selection: Selection, timelines: list[Timeline], output: Path) -> list
     found, facts = conclusions(selection), facts_of(selection)
     made = Tables(selection)
     tables = [made.async_batching(), made.cpu_free(), made.frozen(), made.counter_measures()]
+    if selection.is_emulated and (real := h200_table()) is not None:
+        tables.insert(2, real)
     output.parent.mkdir(parents=True, exist_ok=True)
     files = [output, output.with_suffix(".md")]
     files[0].write_text(page(TITLE, LEAD, selection, found, tables, timelines, facts))
@@ -81,6 +84,7 @@ def facts_of(selection: Selection) -> list[tuple[str, str]]:
         ("Model", configuration["model"]),
         ("CPU sets", ", ".join(f"{role} {text}" for role, text in cpus.items())),
         ("Interference", "; ".join(sorted(pressures)) or "none was measured"),
+        ("Noise", f"differences of throughput up to {percent(selection.noise)} are not told apart"),
     ]
     if newest.get("link"):
         facts.append(("Link", f"{newest['link']} ({newest['link_reason']})"))
@@ -93,6 +97,9 @@ def facts_of(selection: Selection) -> list[tuple[str, str]]:
     ]
     if selection.others:
         facts.append(
-            ("Left out", f"{selection.others} results of another configuration than the last")
+            (
+                "Left out",
+                f"{selection.others} results of another configuration or commit than the last",
+            )
         )
     return facts

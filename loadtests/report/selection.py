@@ -7,20 +7,20 @@ from typing import Any
 
 PATHS = ("sync", "async", "persistent")
 Figures = Mapping[str, Any]
+LEAST_NOISE = 0.02
 
 
 class Selection:
     """The results that a report is about. Later lines replace earlier ones of the same cell.
 
-    Only results of the last line's configuration are taken: figures of different models, devices
-    or links are not comparable.
+    Only results of the last line's configuration and commit are taken: figures of different models,
+    devices, links or programs are not comparable.
     """
 
     def __init__(self, results: Sequence[dict[str, Any]]) -> None:
         self.newest = results[-1]
-        configuration = self.newest["configuration"]
-        self.others = sum(one["configuration"] != configuration for one in results)
-        same = [one for one in results if one["configuration"] == configuration]
+        same = [one for one in results if _setting(one) == _setting(self.newest)]
+        self.others = len(results) - len(same)
         self._by_cell: dict[tuple[Any, ...], dict[str, Any]] = {}
         for one in same:
             place = cell_key(one["cell"])
@@ -36,6 +36,16 @@ class Selection:
     def is_emulated(self) -> bool:
         """Whether the GPU of these results is a simulated one."""
         return bool(self.newest["configuration"]["device"] != "cuda")
+
+    @property
+    def noise(self) -> float:
+        """How far throughput strays by itself, as a share, and never less than 2 %.
+
+        Interference makes nothing faster: what a path gains by it is the measurement's own error.
+        """
+        names = ["none", *(measure["name"] for measure in self.measures())]
+        kept = [self.kept(path, name) or 0.0 for path in self.paths for name in names]
+        return max([LEAST_NOISE, *(share - 1 for share in kept)])
 
     @property
     def invalid(self) -> list[dict[str, Any]]:
@@ -107,6 +117,10 @@ class Selection:
         if not mine or not theirs or not theirs["tokens_per_s"]:
             return None
         return float(mine["tokens_per_s"] / theirs["tokens_per_s"] - 1)
+
+
+def _setting(result: Mapping[str, Any]) -> tuple[Any, Any]:
+    return result["configuration"], result["commit"]
 
 
 def cell_key(cell: Mapping[str, Any]) -> tuple[Any, ...]:

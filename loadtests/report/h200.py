@@ -1,0 +1,50 @@
+"""The same three paths on a real GPU, as this project measured them: beside an emulated report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from loadtests.report.selection import PATHS
+from loadtests.report.tables import MEASURED, Figure, Row, Table, milliseconds, percent
+
+SOURCE = Path(__file__).parents[2] / "docs/results/h200-paths-2026-12-01.json"
+
+
+def h200_table(source: Path = SOURCE) -> Table | None:
+    """None where the figures are not there (an installation without the documents)."""
+    if not source.exists():
+        return None
+    runs: dict[str, Any] = json.loads(source.read_text())
+    paths = [path for path in PATHS if path in runs]
+    first = runs[paths[0]]
+    table = Table(
+        "What a real GPU says",
+        f"{first['hardware']}, {first['date']}, another machine than this report's: "
+        f"{first['streams']}; {first['poisson_load']}. From {source.name}.",
+        None,
+        paths,
+    )
+
+    def row(label: str, texts: dict[str, str | None]) -> None:
+        figures = {path: Figure(text, MEASURED) if text else None for path, text in texts.items()}
+        table.rows.append(Row(label, None, figures))
+
+    best = _throughput(runs["persistent"], "idle") if "persistent" in runs else None
+    idle = {path: _throughput(runs[path], "idle") for path in paths}
+    row("Throughput, tokens/s", {path: f"{idle[path]:,.0f}" for path in paths})
+    if best:
+        row("Over persistent", {path: percent(idle[path] / best) for path in paths})
+    row(
+        "Throughput kept under interference",
+        {path: percent(_throughput(runs[path], "interference") / idle[path]) for path in paths},
+    )
+    for name, label in (("ttft_p99_ms", "P99 TTFT"), ("tpot_p99_ms", "P99 TPOT")):
+        for part, where in (("poisson", "idle"), ("poisson_interference", "under interference")):
+            row(f"{label}, {where}", {path: milliseconds(runs[path][part][name]) for path in paths})
+    return table
+
+
+def _throughput(run: dict[str, Any], part: str) -> float:
+    return float(run[part]["tokens_per_s"])
