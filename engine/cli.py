@@ -25,6 +25,7 @@ OTHER_COMMANDS = {
     "doctor": ("emulation.doctor", "say what this machine can do, by trying it"),
     "fault": ("compose.fault", "break a running stack of containers in one way, or heal it"),
     "bench": ("loadtests.bench_command", "measure, with the hardware beside the figures"),
+    "simulate": ("engine.simulate.command", "run the scheduler over a trace in virtual time"),
     "calibrate": ("engine.calibrate", "measure a GPU's steps into a profile"),
     "compare": ("loadtests.compare.command", "measure the control paths over a grid"),
     "report": ("loadtests.report.command", "make the page of what was compared"),

@@ -119,6 +119,30 @@ ROWS = (
         at_most=600,
     ),
     Row("memory of the SmartNIC process", "bench_memory", "smartnic_mb", "MB", at_most=250),
+    Row(
+        "paced device against its profile, mean error",
+        "bench_pace",
+        "persistent_error_mean_percent",
+        "%",
+        at_most=1,
+    ),
+    Row("the same, p99", "bench_pace", "persistent_error_p99_percent", "%", at_most=5),
+    Row(
+        "paced 8B, batch 32, device idle: persistent",
+        "bench_pace",
+        "persistent_idle_percent",
+        "%",
+        at_most=0.5,
+    ),
+    Row("the same: async", "bench_pace", "async_idle_percent", "%", at_most=2),
+    Row("the same: sync", "bench_pace", "sync_idle_percent", "%"),
+    Row(
+        "simulate, on one core",
+        "bench_simulate",
+        "persistent_requests_per_s",
+        "requests/s",
+        at_least=20_000,
+    ),
 )
 BENCHMARKS = tuple(dict.fromkeys(row.benchmark for row in ROWS))
 TIMEOUT_S = 900

@@ -51,8 +51,14 @@ BB_FN void store_release(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATO
 #endif
 
 // ---- Time, nanoseconds of the device's own clock --------------------------------------------------
+#if defined(BB_VIRTUAL_CLOCK)
+static uint64_t virtual_now_ns = 1;  // set by who simulates (engine/simulate); 0 means "never"
+#endif
+
 BB_FN uint64_t clock_ns() {
-#if defined(__CUDACC__)
+#if defined(BB_VIRTUAL_CLOCK)
+  return virtual_now_ns;
+#elif defined(__CUDACC__)
   uint64_t t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;

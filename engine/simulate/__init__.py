@@ -1,0 +1,1 @@
+"""What-if: the scheduler's own source in virtual time, over traces of any length."""
