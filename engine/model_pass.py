@@ -95,6 +95,7 @@ def _transformer_pass(
         arrays["block_tables"],
         kv_cache,
         arrays["results"],
+        arrays["records"],
     )
     xp.cuda.Device().synchronize()
 

@@ -40,6 +40,7 @@ class Row:
     first_position: int
     flags: RowFlag
     uniform: float
+    num_adjusted: int  # biases, and stop ids that must not be sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,20 +333,24 @@ class ReferenceScheduler:
 
     def _write_row(self, request: Request, num_tokens: int, samples: bool) -> None:
         params, port = request.params, self.ports[request.port]
-        flags, uniform = RowFlag(0), 0.0
+        flags, uniform, num_adjusted = RowFlag(0), 0.0, len(params.logit_bias)
+        may_stop = request.num_generated >= min(params.min_tokens, params.max_tokens)
+        if not may_stop:
+            num_adjusted += len(params.stop_token_ids)
         if samples:
             flags |= RowFlag.SAMPLE
             if params.num_logprobs >= 0:
                 flags |= RowFlag.LOGPROBS
-            if request.num_generated < min(params.min_tokens, params.max_tokens):
+            if not may_stop:
                 flags |= RowFlag.SUPPRESS_STOP
             if params.temperature > 0:
                 uniform = philox_uniform(params.seed, request.length)
             port.room -= 1
             port.in_flight += 1
         seq = request.port * self.ring.num_slots + request.ticket.slot
+        first = request.num_computed
         self.rows.append(
-            Row(seq, self._num_tokens, num_tokens, request.num_computed, flags, uniform)
+            Row(seq, self._num_tokens, num_tokens, first, flags, uniform, num_adjusted)
         )
         self._planned.append(request)
         request.num_computed += num_tokens

@@ -76,7 +76,9 @@ ROW = Struct(
     ("presence_penalty", "f4"),
     ("num_prompt_tokens", "i4"),
     ("num_logprobs", "i4"),
-    ("reserved", "i4"),
+    # Of the record's biases, and of its stop ids while they must not be sampled: how many there
+    # are. 0, as nearly always: the sampler does not look at the record.
+    ("num_adjusted", "i4"),
 )
 
 RESULT = Struct("Result", 8, ("token", "i4"), ("logprob", "f4"))

@@ -16,6 +16,7 @@ import numpy as np
 from engine.config import RingConfig, SchedulerConfig
 from engine.host_scheduler import HostScheduler
 from engine.link.shm import SharedMemoryLink
+from engine.model.adjustments import NOTHING, read_adjustments
 from engine.protocol import (
     TOKEN_ENTRY,
     EngineState,
@@ -38,9 +39,9 @@ def mix(before: int, token: int) -> int:
     return ((before ^ token + 1) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) >> 7 & MASK
 
 
-def next_token(state: int, suppress_stop: bool, params: RequestParams) -> int:
-    token = (state >> 16) % VOCAB_SIZE
-    stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS_ID})
+def next_token(state: int, suppress_stop: bool, stops: set[int], shift: int) -> int:
+    """shift: what the biases add up to: the fake model shows them so."""
+    token = ((state >> 16) + shift) % VOCAB_SIZE
     while suppress_stop and token in stops:
         token = (token + 1) % VOCAB_SIZE
     return token
@@ -52,9 +53,10 @@ def answer(params: RequestParams, prompt: Sequence[int]) -> tuple[list[int], Fin
     for token in prompt:
         state = mix(state, token)
     stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS_ID})
+    shift = sum(token * int(bias) for token, bias in params.logit_bias)
     while True:
         early = len(tokens) < min(params.min_tokens, params.max_tokens)
-        token = next_token(state, early, params)
+        token = next_token(state, early, {EOS_ID, *params.stop_token_ids}, shift)
         tokens.append(token)
         if token in stops and not early:
             return tokens, FinishReason.STOP
@@ -215,8 +217,7 @@ class Driver:
                 self.kv[place(position)] = state
             token = -1
             if row["flags"] & RowFlag.SAMPLE:
-                suppress = bool(row["flags"] & RowFlag.SUPPRESS_STOP)
-                token = next_token(state, suppress, self.params[seq])
+                token = self.sample(row, state)
                 if seq in self.error_rows:
                     token = -1
                 history[seq, first + count] = token
@@ -224,6 +225,16 @@ class Driver:
             arrays["results"][index] = (token, 0.0)
             tokens.append(token)
         return tokens
+
+    def sample(self, row: Any, state: int) -> int:
+        """The fake model's token; it looks at the record as samplers do, and where they do."""
+        adjustments = NOTHING
+        if row["num_adjusted"]:
+            records = self.model_memory.arrays["records"].reshape(self.memory.num_seqs, -1)
+            adjustments = read_adjustments(records[int(row["seq"])])
+        shift = int(adjustments.bias_ids.astype(np.int64) @ adjustments.biases.astype(np.int64))
+        suppress = bool(row["flags"] & RowFlag.SUPPRESS_STOP)
+        return next_token(state, suppress, {EOS_ID, *adjustments.stop_ids.tolist()}, shift)
 
     def step(self) -> None:
         tokens = self.forward()
@@ -333,7 +344,15 @@ def expected_rows(twin: ReferenceScheduler) -> np.ndarray:
     """The twin's rows in the device's layout."""
     rows = np.zeros(len(twin.rows), ROW.dtype)
     for to, row, request in zip(rows, twin.rows, twin._planned, strict=True):
-        for name in ("seq", "query_start", "num_tokens", "first_position", "flags", "uniform"):
+        for name in (
+            "seq",
+            "query_start",
+            "num_tokens",
+            "first_position",
+            "flags",
+            "uniform",
+            "num_adjusted",
+        ):
             to[name] = getattr(row, name)
         for name in (
             "temperature",

@@ -270,7 +270,7 @@ struct Row {
   float presence_penalty;
   int32_t num_prompt_tokens;
   int32_t num_logprobs;
-  int32_t reserved;
+  int32_t num_adjusted;
 };
 static_assert(sizeof(Row) == 64);
 static_assert(offsetof(Row, seq) == 0);
@@ -288,7 +288,7 @@ static_assert(offsetof(Row, frequency_penalty) == 44);
 static_assert(offsetof(Row, presence_penalty) == 48);
 static_assert(offsetof(Row, num_prompt_tokens) == 52);
 static_assert(offsetof(Row, num_logprobs) == 56);
-static_assert(offsetof(Row, reserved) == 60);
+static_assert(offsetof(Row, num_adjusted) == 60);
 struct Result {
   int32_t token;
   float logprob;

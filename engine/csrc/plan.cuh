@@ -20,12 +20,15 @@ BB_FN void write_row(const Scheduler& s, Row& row, int seq, int query_start, int
   row.presence_penalty = r.presence_penalty;
   row.num_prompt_tokens = q.num_prompt;
   row.num_logprobs = r.num_logprobs;
+  row.num_adjusted = int(r.num_logit_bias);
+  const bool may_stop = length_of(q) >= q.min_total;
+  if (!may_stop) row.num_adjusted += int(r.num_stop_token_ids);
   row.flags = 0;
   row.uniform = 0;
   q.num_computed += num_tokens;
   if (q.num_computed < length_of(q)) return;
   row.flags = kRowSample | (r.num_logprobs >= 0 ? kRowLogprobs : 0);
-  if (length_of(q) < q.min_total) row.flags |= kRowSuppressStop;
+  if (!may_stop) row.flags |= kRowSuppressStop;
   if (r.temperature > 0) row.uniform = philox_uniform(r.seed, uint32_t(length_of(q)));
   q.pending++;
 }

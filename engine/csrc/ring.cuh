@@ -42,6 +42,10 @@ BB_FN const uint32_t* record_words(const Scheduler& s, int seq) {
   return reinterpret_cast<const uint32_t*>(s.records + s.slot_bytes * seq + sizeof(Record));
 }
 BB_FN const uint32_t* stop_ids_of(const Scheduler& s, int seq) { return record_words(s, seq); }
+// Pairs of a token id and the bits of its bias.
+BB_FN const uint32_t* bias_of(const Scheduler& s, int seq) {
+  return record_words(s, seq) + record_of(s, seq).num_stop_token_ids;
+}
 BB_FN const uint32_t* prompt_of(const Scheduler& s, int seq) {
   const Record& r = record_of(s, seq);
   return record_words(s, seq) + r.num_stop_token_ids + 2 * r.num_logit_bias;
