@@ -96,6 +96,7 @@ def _transformer_pass(
         kv_cache,
         arrays["results"],
         arrays["records"],
+        arrays["alternatives"],
     )
     xp.cuda.Device().synchronize()
 

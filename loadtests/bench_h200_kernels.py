@@ -19,9 +19,9 @@ from engine.model.adjustments import NOTHING, read_adjustments
 from engine.model.cuda_forward import LOGITS, QKV, RESIDUAL, SILU, CudaForward, Tile, Tuning
 from engine.model.cuda_random import SHAPES
 from engine.model.cuda_weights import load_weights, random_device_weights, random_weights
-from engine.model.sampling import sample_row
+from engine.model.sampling import sample_row, write_likeliest
 from engine.ring import Address, RequestParams, Ticket, encode_record
-from engine.state import ROW, RowFlag
+from engine.state import RESULT, ROW, RowFlag
 from tests.cuda_model import CudaModel, reference_logits
 
 SPLIT = Tile(32, 64, split_k=2, stages=3)
@@ -103,7 +103,7 @@ def sampler_agreement(cases: int = 40) -> dict[str, Any]:
     model.history[:] = rng.integers(0, spec.vocab_size, model.history.shape)
     model.history[:, ::3] = rng.integers(0, 50, model.history[:, ::3].shape)
     records = np.zeros((64, model.memory.geometry.slot_bytes), np.uint8)
-    equal = total = 0
+    equal = total = wrong_lists = 0
     wrong: list[str] = []
     worst_logprob = 0.0
     for _ in range(cases):
@@ -118,12 +118,14 @@ def sampler_agreement(cases: int = 40) -> dict[str, Any]:
             row["repetition_penalty"] = rng.choice([1, 1.3])
             row["frequency_penalty"] = rng.choice([0, 0.5])
             row["presence_penalty"] = rng.choice([0, 0.2])
+            row["num_logprobs"] = rng.choice([-1, 0, 1, 5, 20])
+            row["flags"] |= RowFlag.ALTERNATIVES if row["num_logprobs"] > 0 else 0
             adjust(records[i], row, rng, spec.vocab_size, spec.eos_ids)
         model.memory.arrays["records"].set(records.reshape(-1))
         model.upload(rows, 64, 64)
         model.pass_.forward.logits.copy_(torch.from_numpy(logits))
         sample(model)
-        results = model.results(64)
+        results, alternatives = model.results(64), model.alternatives(64)
         for i, row in enumerate(rows):
             known = model.history[i, : int(row["first_position"]) + 1]
             own = read_adjustments(records[i]) if row["num_adjusted"] else NOTHING
@@ -136,7 +138,21 @@ def sampler_agreement(cases: int = 40) -> dict[str, Any]:
             lse = x.max() + np.log(np.exp(x - x.max()).sum())
             got = float(results[i]["logprob"])
             worst_logprob = max(worst_logprob, abs(got - (x[results[i]["token"]] - lse)))
-    return {"equal": equal, "of": total, "worst_logprob_error": worst_logprob, "wrong": wrong}
+            count = max(int(row["num_logprobs"]), 0)
+            likeliest = np.zeros(count, RESULT.dtype)
+            if count:
+                write_likeliest(logits[i], lse, count, likeliest)
+            found = alternatives[i, :count]
+            wrong_lists += not (found["token"] == likeliest["token"]).all()
+            errors = np.abs(found["logprob"] - likeliest["logprob"])
+            worst_logprob = max(worst_logprob, float(errors.max(initial=0.0)))
+    return {
+        "equal": equal,
+        "of": total,
+        "wrong_lists_of_alternatives": wrong_lists,
+        "worst_logprob_error": worst_logprob,
+        "wrong": wrong,
+    }
 
 
 def adjust(

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.model.program import Program
 from engine.model.spec import ModelSpec, ReadWeight, read_device_weights
-from engine.protocol import RECORD
+from engine.protocol import MAX_LOGPROBS, RECORD
 from engine.state import PLAN, RESULT, ROW, RowFlag
 
 
@@ -62,6 +62,7 @@ class Driver:
         self.plan = np.zeros(1, dtype=PLAN.dtype)
         self.rows = np.zeros(num_seqs, dtype=ROW.dtype)
         self.results = np.zeros(num_seqs, dtype=RESULT.dtype)
+        self.alternatives = np.zeros((num_seqs, MAX_LOGPROBS), dtype=RESULT.dtype)
         self.records = np.zeros(num_seqs * RECORD.dtype.itemsize, dtype=np.uint8)
 
     def step(self, work: list[tuple[int, Sequence, int]]) -> None:
@@ -91,6 +92,7 @@ class Driver:
             self.kv_cache,
             self.results,
             self.records,
+            self.alternatives,
         )
         for index, (slot, sequence, num_tokens) in enumerate(work):
             sequence.computed += num_tokens

@@ -91,6 +91,7 @@ def random_ask(rng: random.Random, num_ports: int) -> Ask:
         logit_bias=tuple(
             (rng.randrange(VOCAB_SIZE), rng.randint(-9, 9)) for _ in range(num_biases)
         ),
+        num_logprobs=rng.choice([-1, -1, 0, 3, 15]),
         priority=rng.choice([0, 0, 0, -1, 1]),
     )
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(num_prompt))

@@ -11,6 +11,7 @@ import pytest
 from engine.model.adjustments import Adjustments, read_adjustments
 from engine.model.batch import Batch
 from engine.model.sampling import INVALID_TOKEN, sample, sample_row
+from engine.protocol import MAX_LOGPROBS
 from engine.ring import Address, RequestParams, Ticket, encode_record
 from engine.state import RESULT, ROW, RowFlag
 
@@ -215,11 +216,13 @@ def batch_of(rows: list[Any]) -> Batch:
 
 
 def run(
-    logits: npt.NDArray[np.float32], rows: list[Any], records: Any = None
+    logits: npt.NDArray[np.float32], rows: list[Any], records: Any = None, alternatives: Any = None
 ) -> tuple[Any, npt.NDArray[np.int32]]:
     results = np.zeros(len(rows), dtype=RESULT.dtype)
     history = np.zeros((len(rows), 4), dtype=np.int32)
-    sample(logits, batch_of(rows), history, results, (), records)
+    if alternatives is None:
+        alternatives = np.zeros((len(rows), MAX_LOGPROBS), dtype=RESULT.dtype)
+    sample(logits, batch_of(rows), history, results, alternatives, (), records)
     return results, history
 
 
@@ -245,6 +248,39 @@ def test_only_rows_that_say_so_are_adjusted() -> None:
     results, _ = run(np.stack([SIX, SIX]), rows, records)
     assert results["token"].tolist() == [4, 1]
     assert results["logprob"] == pytest.approx(np.log([0.05, 0.4]), abs=1e-6)
+
+
+def likeliest(logits: npt.NDArray[np.float32], count: int, **values: Any) -> list[Any]:
+    """(token, logprob) of the alternatives of a row that also has what `values` say."""
+    alternatives = np.zeros((1, MAX_LOGPROBS), dtype=RESULT.dtype)
+    flags = int(RowFlag.SAMPLE | RowFlag.ALTERNATIVES)
+    run(logits[None], [row(num_logprobs=count, flags=flags, **values)], None, alternatives)
+    found: list[Any] = alternatives[0].tolist()
+    return found[:count]
+
+
+def test_alternatives_are_the_likeliest_of_the_raw_distribution() -> None:
+    found = likeliest(SIX, 5, temperature=2.0, top_k=1, presence_penalty=2.0)
+    assert [token for token, _ in found] == [1, 3, 5, 0, 2]  # of a tie the lower id
+    wanted = np.log([0.4, 0.25, 0.15, 0.1, 0.05])
+    assert [logprob for _, logprob in found] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_where_there_are_fewer_tokens_the_list_ends() -> None:
+    found = likeliest(SIX, 20)
+    assert [token for token, _ in found[:7]] == [1, 3, 5, 0, 2, 4, INVALID_TOKEN]
+
+
+def test_alternatives_of_a_flat_distribution_are_the_lowest_ids() -> None:
+    found = likeliest(np.zeros(1000, dtype=np.float32), 20)
+    assert [token for token, _ in found] == list(range(20))
+
+
+def test_who_wants_no_alternatives_gets_none() -> None:
+    untouched = np.zeros((1, MAX_LOGPROBS), dtype=RESULT.dtype)
+    untouched["token"] = -7
+    run(SIX[None], [row(num_logprobs=0, flags=int(RowFlag.SAMPLE))], None, untouched)
+    assert (untouched["token"] == -7).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -8,7 +8,8 @@
 //   packet: Plan | Row[num_rows] | block table[num_rows][max_pages_per_seq] | int32[num_tokens] |
 //           adjustments of the rows that are their sequence's first and have any
 //   adjustments: u32 stop ids, u32 biases, then those words as in the record
-//   answer: u64 started_ns | u64 ended_ns | Result[num_rows], the times by the device's clock
+//   answer: u64 started_ns | u64 ended_ns | Result[max_running] | Result[max_running][kMaxLogprobs], the
+//           times by the device's clock; the last part where rows want alternatives, else not fetched
 #pragma once
 #include "sequences.cuh"
 

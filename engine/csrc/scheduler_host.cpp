@@ -11,12 +11,13 @@ extern "C" void bb_scheduler_step(Scheduler* s) {
 
 // A turn of a host-driven path. `done` and `next` may be the same set (taking turns) or two (asynchronous
 // batching); is_done: there is a finished pass in `done`, whose device times are started_ns and ended_ns.
+// results: as in the answer (packet.cuh), alternatives behind them.
 extern "C" void bb_turn(Scheduler* s, int is_done, Plan* done, const Row* done_rows,
                         const Result* results, uint64_t started_ns, uint64_t ended_ns, Plan* next,
                         Row* next_rows) {
   if (is_done) account_pass(*s, started_ns, ended_ns);
-  scheduler_turn(Team{}, *s, Done{is_done ? done : nullptr, done_rows, results}, *next, next_rows,
-                 false);
+  const Done finished{is_done ? done : nullptr, done_rows, results, results + s->max_running};
+  scheduler_turn(Team{}, *s, finished, *next, next_rows, false);
   if (is_done) s->had_work = s->num_running + s->num_waiting > 0;
 }
 

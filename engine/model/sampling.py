@@ -40,14 +40,16 @@ def sample(
     batch: Batch,
     history: Ints,
     results: npt.NDArray[Any],
+    alternatives: npt.NDArray[Any],
     eos_ids: tuple[int, ...],
     records: npt.NDArray[np.uint8],
 ) -> None:
-    """Choose a token for each sampled row; write ``results`` and ``history``.
+    """Choose a token for each sampled row; write ``results``, ``alternatives`` and ``history``.
 
     ``logits`` is float32[S, vocab], one row for each of ``batch.sampled``; ``records`` u8[num_seqs,
     slot_bytes]. The result's logprob is that of the raw distribution, log_softmax(logits)[token],
     before biases, penalties and temperature.
+    So are those of the likeliest tokens, which rows with ALTERNATIVES get in ``alternatives``.
     A row without a proper distribution (NaN, infinity) gets token -1 and logprob NaN.
     """
     for own, index in zip(logits, batch.sampled, strict=True):
@@ -62,11 +64,30 @@ def sample(
                 adjustments = read_adjustments(records[int(row["seq"])])
             token = sample_row(own, row, known, eos_ids, adjustments)
         if token != INVALID_TOKEN:
-            total = np.log(np.exp(own - largest).sum(dtype=np.float64))
-            logprob = float(own[token]) - float(largest) - float(total)
+            total = float(largest) + float(np.log(np.exp(own - largest).sum(dtype=np.float64)))
+            logprob = float(own[token]) - total
+            if int(row["flags"]) & RowFlag.ALTERNATIVES:
+                write_likeliest(own, total, int(row["num_logprobs"]), alternatives[index])
         results["token"][index] = token
         results["logprob"][index] = logprob
         history[int(row["seq"]), position] = max(token, 0)
+
+
+def write_likeliest(
+    logits: Floats, total: float, count: int, alternatives: npt.NDArray[Any]
+) -> None:
+    """The ``count`` likeliest tokens in descending order, the lower id first of equals.
+
+    ``total`` is the logarithm of the sum of the logits' exponentials. Where there are fewer tokens,
+    the one behind the last is -1.
+    """
+    num_found = min(count, len(logits))
+    least = np.partition(logits, -num_found)[-num_found]
+    candidates = np.flatnonzero(logits >= least)
+    ids = candidates[np.argsort(-logits[candidates], kind="stable")[:num_found]]
+    alternatives["token"][:num_found] = ids
+    alternatives["logprob"][:num_found] = logits[ids] - total
+    alternatives["token"][num_found:count] = INVALID_TOKEN
 
 
 def sample_row(

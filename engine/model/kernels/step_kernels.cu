@@ -374,6 +374,50 @@ __device__ Peak merge_parts(const Peak* parts) {
 
 __device__ int clamp_id(int id, int vocab) { return id < 0 ? 0 : id >= vocab ? vocab - 1 : id; }
 
+// Logits in the order of their values as integers, then the lower id first: no two are equal.
+__device__ uint64_t order_of(float logit, int id) {
+  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 equals 0
+  const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return uint64_t(ascending) << 32 | uint32_t(~id);
+}
+
+// The first in that order, of those behind `last` and of every kThreads-th logit from this thread's on.
+__device__ uint64_t own_best(const float* logits, int vocab, uint64_t last) {
+  uint64_t best = 0;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < vocab; i += kThreads) {
+    const uint64_t order = order_of(logits[i], i);
+    if (order < last && order > best) best = order;
+  }
+  return best;
+}
+
+__device__ uint64_t block_max(Shared& sh, uint64_t value) {
+  for (int d = 16; d; d >>= 1) value = max(value, uint64_t(__shfl_xor_sync(~0u, value, d)));
+  if ((threadIdx.x & 31) == 0) sh.warp_mass[threadIdx.x >> 5] = value;
+  __syncthreads();
+  value = sh.warp_mass[threadIdx.x & 31];
+  for (int d = 16; d; d >>= 1) value = max(value, uint64_t(__shfl_xor_sync(~0u, value, d)));
+  __syncthreads();
+  return value;
+}
+
+// The `count` likeliest tokens, one after the other: who gave the last one looks for its next.
+__device__ void find_likeliest(Shared& sh, const float* logits, int vocab, const Peak& peak, int count,
+                               Result* alternatives) {
+  uint64_t own = own_best(logits, vocab, ~0ull);
+  for (int k = 0; k < count; k++) {
+    const uint64_t best = block_max(sh, own);
+    const int id = best ? int(~uint32_t(best)) : -1;
+    if (threadIdx.x == 0) {
+      alternatives[k].token = id;
+      if (best) alternatives[k].logprob = logits[id] - peak.largest - logf(peak.sum);
+    }
+    if (!best) return;
+    if (own == best && k + 1 < count) own = own_best(logits, vocab, best);
+  }
+}
+
 constexpr float kLargest = 3.402823466e38f;  // infinity would have no distribution
 constexpr uint32_t kKnown = 1u << 31, kBiased = 1u << 30;  // in `seen`; below them how often generated
 
@@ -515,6 +559,11 @@ extern "C" __global__ void __launch_bounds__(1024) sample_step(const Scheduler* 
   float chosen = peak.largest;
   const bool penalized = (row.repetition_penalty > 0.0f && row.repetition_penalty != 1.0f) ||
                          row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f;
+  if (peak.is_sound && (row.flags & kRowAlternatives)) {
+    find_likeliest(sh, own, s.vocab_size, peak, row.num_logprobs,
+                   s.alternatives + size_t(kMaxLogprobs) * r);
+    __syncthreads();
+  }
   const bool suppressed = (row.flags & kRowSuppressStop) && (s.num_eos || row.num_adjusted);
   const int num_biases = row.num_adjusted ? int(record_of(s, row.seq).num_logit_bias) : 0;
   const bool changed = penalized || suppressed || num_biases;
