@@ -24,6 +24,7 @@ class Sequence:
     computed: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -80,6 +81,8 @@ class Driver:
             row["num_prompt_tokens"] = len(sequence.prompt)
             for key, value in sequence.parameters.items():
                 row[key] = value
+            if samples and row["num_logprobs"] > 0:
+                row["flags"] |= RowFlag.ALTERNATIVES
             if sequence.uniforms:
                 row["uniform"] = sequence.uniforms[len(sequence.output)]
             start += num_tokens
@@ -100,6 +103,8 @@ class Driver:
                 token = int(self.results["token"][index])
                 sequence.output.append(token)
                 sequence.logprobs.append(float(self.results["logprob"][index]))
+                count = int(sequence.parameters.get("num_logprobs", 0))
+                sequence.alternatives.append(self.alternatives[index, :count].tolist())
                 assert self.history[slot, sequence.computed] == max(token, 0)
 
     def run(self, sequences: list[Sequence], *, chunk: int = 0) -> None:

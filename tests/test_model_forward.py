@@ -57,6 +57,26 @@ def test_folder_gives_transformers_results(tmp_path: Path, variant: str, plain_t
     assert_as_transformers(make_driver(source, plain_torch=plain_torch, page_size=8), model)
 
 
+@pytest.mark.parametrize("plain_torch", [False, True], ids=["native", "torch"])
+def test_alternatives_are_transformers_likeliest(tmp_path: Path, plain_torch: bool) -> None:
+    model = random_model("Llama")
+    source = open_model(str(save_folder(model, tmp_path)))
+    asking = Sequence(PROMPT, max_tokens=10, parameters={"num_logprobs": 20, "temperature": 1.0})
+    mate = Sequence(PROMPT[5:], max_tokens=10)
+    asking.uniforms = np.random.default_rng(1).random(10).tolist()
+    make_driver(source, plain_torch=plain_torch).run([mate, asking])
+    expected = expected_logprobs(model, PROMPT + asking.output)[len(PROMPT) - 1 :]
+    for row, token, logprob, found in zip(
+        expected, asking.output, asking.logprobs, asking.alternatives, strict=False
+    ):
+        ids, values = [one for one, _ in found], [value for _, value in found]
+        assert logprob == pytest.approx(row[token], abs=2e-4)
+        assert values == pytest.approx(row[ids], abs=2e-4)
+        assert values == pytest.approx(np.sort(row)[:-21:-1], abs=2e-4)
+        assert len(set(ids)) == 20
+    assert len(asking.alternatives) == 10
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_files_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
     model = random_model("Llama")

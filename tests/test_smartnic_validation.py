@@ -158,7 +158,9 @@ def test_what_benchmark_tools_send_is_taken(table: tuple[Field, ...]) -> None:
         ("stop_token_ids", [1] * 33),
         ("stream_options", {"include_usage": True}),  # without stream
         ("echo", True),
-        ("logprobs", 1),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
         ("best_of", 2),
         ("suffix", "x"),
         ("stream", 1),
@@ -167,6 +169,23 @@ def test_what_benchmark_tools_send_is_taken(table: tuple[Field, ...]) -> None:
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     assert refused(**{name: value}) == name
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_wrong_logprobs_of_a_chat_are_refused(body: dict[str, Any], param: str) -> None:
+    error = error_of(lambda: parse(CHAT_FIELDS, **body))
+    assert error is not None
+    assert (error.status, error.param) == (400, param)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -230,6 +249,8 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
         ("stop", [], None),
         ("stop_token_ids", [1, 1, 2], (1, 2)),
         ("echo", False, False),
+        ("logprobs", 0, 0),
+        ("logprobs", 20, 20),
     ],
 )
 def test_values_that_mean_the_same_become_the_same(name: str, value: Any, taken: Any) -> None:

@@ -86,7 +86,7 @@ def write_likeliest(
     candidates = np.flatnonzero(logits >= least)
     ids = candidates[np.argsort(-logits[candidates], kind="stable")[:num_found]]
     alternatives["token"][:num_found] = ids
-    alternatives["logprob"][:num_found] = logits[ids] - total
+    alternatives["logprob"][:num_found] = logits[ids].astype(np.float64) - total
     alternatives["token"][num_found:count] = INVALID_TOKEN
 
 

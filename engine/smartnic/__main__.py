@@ -13,6 +13,7 @@ from engine.errors import UserError
 from engine.handshake import Session
 from engine.link import LinkError
 from engine.model.tokenizer import load_tokenizer
+from engine.protocol import MAX_LOGPROBS, Geometry
 from engine.ring import RingClient
 from engine.smartnic.chat_template import ChatTemplate
 from engine.smartnic.engine import Engine
@@ -38,14 +39,19 @@ def listen(host: str, port: int, fd: int | None) -> socket.socket:
         ) from error
 
 
-def served_model(session: Session, num_slots: int) -> ServedModel:
+def served_model(session: Session, geometry: Geometry) -> ServedModel:
     """The model of the host's card."""
     card = session.card
     template = None
     if card.tokenizer.chat_template:
         tokens = {"bos_token": card.tokenizer.bos_text, "eos_token": card.tokenizer.eos_text}
         template = ChatTemplate(card.tokenizer.chat_template, tokens)
-    limits = Limits(context=card.max_model_len, vocab_size=card.vocab_size, num_slots=num_slots)
+    limits = Limits(
+        context=card.max_model_len,
+        vocab_size=card.vocab_size,
+        num_slots=geometry.num_slots,
+        max_logprobs=min(MAX_LOGPROBS, geometry.token_ring_entries - 1),
+    )
     tokenizer = load_tokenizer(card.tokenizer)
     return ServedModel(card.model_id, tokenizer, template, limits, session.server_info)
 
@@ -61,7 +67,7 @@ def run(config: ServeConfig, listen_fd: int | None) -> int:
     except LinkError as error:
         raise UserError(f"no session with the device: {error}") from error
     progress.progress(f"link: {session.link.info.description}")
-    model = served_model(session, ring.geometry.num_slots)
+    model = served_model(session, ring.geometry)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     reconnect = Reconnector(config, session.card) if config.is_rdma else None

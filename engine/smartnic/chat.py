@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.smartnic import validation
 from engine.smartnic.inputs import messages
+from engine.smartnic.logprobs import TokenLogprob, chat_logprobs
 from engine.smartnic.served_model import ServedModel
 
 
@@ -39,6 +40,9 @@ class Chat:
             name = "max_tokens"
         return name, values[name]
 
+    def num_logprobs(self, values: Mapping[str, Any]) -> int:
+        return (values["top_logprobs"] or 0) if values["logprobs"] else -1
+
     def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         return {
             "index": index,
@@ -46,3 +50,6 @@ class Chat:
             "logprobs": None,
             "finish_reason": finish_reason,
         }
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], table: Sequence[bytes]) -> dict[str, Any]:
+        return chat_logprobs(tokens, table)

@@ -54,6 +54,7 @@ class Choice:
     __slots__ = (
         "_detokenizer",
         "_include_stop",
+        "_put",
         "_with_ids",
         "finish_reason",
         "finished_ns",
@@ -93,8 +94,9 @@ class Choice:
         self._detokenizer = detokenizer
         self._include_stop = include_stop
         self._with_ids = with_ids
+        self._put = reply.put
 
-    def push(self, token: int, kind: int, reason: int) -> bool:
+    def push(self, token: int, kind: int, reason: int, logprob: float) -> bool:
         """Take one entry; True if the sequence ended for the client but not for the device."""
         if self.finish_reason is not None:
             return False
@@ -103,7 +105,7 @@ class Choice:
             self.num_tokens += 1
             if self.num_tokens == 1:
                 self.first_token_ns = time.monotonic_ns()
-            if reason != STOP or (self._include_stop and token in self.params.stop_token_ids):
+            if reason != STOP or self._has_text(token, reason):
                 text, stopped = self._detokenizer.push(token)
         if reason and reason not in FINISH_NAMES:
             self._fail(reason)
@@ -120,8 +122,12 @@ class Choice:
             self.finished_ns = time.monotonic_ns()
         if text or finish is not None or self._with_ids:
             ids = (token,) if self._with_ids and kind == TOKEN else ()
-            self.reply.put(Piece(self.index, text, ids, finish, self.num_tokens))
+            self._put(Piece(self.index, text, ids, finish, self.num_tokens))
         return stopped and not reason
+
+    def _has_text(self, token: int, reason: int) -> bool:
+        """Not so for one that ended the sequence, unless the client wants to see its own."""
+        return reason != STOP or (self._include_stop and token in self.params.stop_token_ids)
 
     def _fail(self, reason: int) -> None:
         self.close("error")

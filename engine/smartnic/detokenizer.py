@@ -29,6 +29,11 @@ class Utf8Decoder:
         self._pending = data[used:]
         return text
 
+    @property
+    def is_incomplete(self) -> bool:
+        """A character has begun that is not whole yet."""
+        return bool(self._pending)
+
     def flush(self) -> str:
         """The end of the stream: what is incomplete now stays so."""
         text = self._pending.decode("utf-8", "replace")

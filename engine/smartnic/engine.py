@@ -237,13 +237,13 @@ class Engine:
         if self._reconnecting is not None:
             return  # of a session that is over
         choices = self._choices
-        for _, slot, generation, token, _, kind, reason, _ in rows:
+        for _, slot, generation, token, logprob, kind, reason, _ in rows:
             choice = choices[slot] if slot < len(choices) else None
             if choice is None or choice.ticket is None or choice.ticket.generation != generation:
                 self._num_stale += 1
                 continue
             was_open = choice.finish_reason is None
-            if choice.push(token, kind, reason):
+            if choice.push(token, kind, reason, logprob):
                 self._cancel(choice)
             if reason:
                 self._release(choice, times[slot])

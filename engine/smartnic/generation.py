@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.ring import RequestParams
@@ -14,6 +15,8 @@ from engine.smartnic.detokenizer import Detokenizer
 from engine.smartnic.engine import Engine
 from engine.smartnic.errors import context_length_exceeded, invalid, model_not_found
 from engine.smartnic.exchange import Exchange
+from engine.smartnic.logprob_choice import LogprobChoice
+from engine.smartnic.logprobs import TokenLogprob
 from engine.smartnic.reply import Piece, Reply
 from engine.smartnic.served_model import ServedModel
 from engine.smartnic.streaming import PieceEvents, stream
@@ -44,8 +47,14 @@ class Endpoint(Protocol):
     def max_tokens(self, values: Mapping[str, Any]) -> tuple[str, int | None]:
         """The field that limits the answer, and its value; None: as much as fits."""
 
+    def num_logprobs(self, values: Mapping[str, Any]) -> int:
+        """Alternatives that are wanted with each token; -1: no logprobs at all."""
+
     def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """A choice of an unstreamed response."""
+        """A choice of an unstreamed response, `logprobs` still null."""
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], table: Sequence[bytes]) -> dict[str, Any]:
+        """The field of that name, of a choice as of a chunk. table: bytes of every token id."""
 
 
 class Generator:
@@ -106,6 +115,7 @@ class _Job:
         self._choices: list[Choice] = []
         self._with_timing = exchange.header(b"x-blinkbed-timing") == "1"
         self._limit_name, self._max_tokens = endpoint.max_tokens(values)
+        self._num_logprobs = endpoint.num_logprobs(values)
         self.reply = Reply(num_choices, streamed=values["stream"])
 
     async def encode(self, prompt: Any) -> list[int]:
@@ -136,6 +146,7 @@ class _Job:
         params = RequestParams(
             max_tokens=room if asked is None else min(asked, room),
             min_tokens=min(values["min_tokens"], room),
+            num_logprobs=self._num_logprobs,
             seed=secrets.randbits(64) if seed is None else (seed + sample) & ((1 << 64) - 1),
             **{name: values[name] for name in PASSED_ON},
         )
@@ -145,7 +156,10 @@ class _Job:
             values["include_stop_str_in_output"],
             values["min_tokens"],
         )
-        return Choice(
+        make: Callable[..., Choice] = Choice
+        if self._num_logprobs >= 0:
+            make = functools.partial(LogprobChoice, table=self._model.token_bytes)
+        return make(
             index,
             self.reply,
             params,
@@ -186,6 +200,7 @@ class _Job:
             null_usage=with_usage,
             usage=self._running_usage if options.get("continuous_usage_stats") else None,
             prompt_ids=self._prompt_ids(),
+            logprobs=self._logprobs if self._num_logprobs >= 0 else None,
         )
 
         def usage_chunk() -> dict[str, Any]:
@@ -215,11 +230,16 @@ class _Job:
     def _whole_choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
         choice = self._endpoint.choice(index, text, pieces[-1].finish_reason)
+        if self._num_logprobs >= 0:
+            choice["logprobs"] = self._logprobs([one for p in pieces for one in p.logprobs])
         prompt_ids = self._prompt_ids()
         if prompt_ids is not None:
             choice["prompt_token_ids"] = prompt_ids[index]
             choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
         return choice
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return self._endpoint.logprobs(tokens, self._model.token_bytes)
 
     def _prompt_ids(self) -> list[list[int]] | None:
         if not self._values["return_token_ids"]:

@@ -11,13 +11,14 @@ import asyncio
 from typing import NamedTuple
 
 from engine.smartnic.errors import ApiError
+from engine.smartnic.logprobs import TokenLogprob
 
 
 class Piece(NamedTuple):
     """What one token (or several, for a slow client) added to a choice, named by its number.
 
     finish_reason is set in the last piece of a choice. num_tokens counts the choice's tokens up to
-    here. token_ids is empty unless the client asked for ids.
+    here. token_ids is empty unless the client asked for ids, logprobs unless it asked for those.
     """
 
     choice: int
@@ -25,6 +26,7 @@ class Piece(NamedTuple):
     token_ids: tuple[int, ...]
     finish_reason: str | None
     num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Reply:
@@ -98,4 +100,5 @@ def _merged(first: Piece, second: Piece) -> Piece:
         first.token_ids + second.token_ids,
         second.finish_reason,
         second.num_tokens,
+        first.logprobs + second.logprobs,
     )

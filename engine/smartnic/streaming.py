@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
 from engine.smartnic.errors import ApiError
 from engine.smartnic.exchange import Exchange
+from engine.smartnic.logprobs import TokenLogprob
 from engine.smartnic.reply import Piece, Reply
 
 DONE = b"data: [DONE]\n\n"
@@ -37,6 +38,7 @@ class PieceEvents:
     head: the chunk's fields before `choices`, e.g. {"id": ..., "object": ...}. chat: pieces are
     deltas, of which a choice's first names the role. usage: called with the piece for the chunk's
     `usage`, where the client wants it in every chunk; null_usage: it wants it only at the end.
+    logprobs: makes the field of that name for pieces that have any.
     """
 
     def __init__(
@@ -47,22 +49,27 @@ class PieceEvents:
         null_usage: bool = False,
         usage: Callable[[Piece], dict[str, Any]] | None = None,
         prompt_ids: list[list[int]] | None = None,
+        logprobs: Callable[[Sequence[TokenLogprob]], dict[str, Any]] | None = None,
     ) -> None:
         self._head = "data: " + compact(head)[:-1] + ',"choices":[{"index":'
         self._chat = chat
         self._usage = usage
         self._tail = ',"usage":null}\n\n' if null_usage else "}\n\n"
         self._prompt_ids = prompt_ids
+        self._logprobs = logprobs
         self._begun: set[int] = set()
         if chat:
-            self._before_text, self._after_text = ',"delta":{"content":', '},"logprobs":null'
+            self._before_text, self._before_logprobs = ',"delta":{"content":', '},"logprobs":'
         else:
-            self._before_text, self._after_text = ',"text":', ',"logprobs":null'
+            self._before_text, self._before_logprobs = ',"text":', ',"logprobs":'
+        self._after_text = self._before_logprobs + "null"
 
     def render(self, piece: Piece) -> bytes:
         """One event."""
-        index, text, ids, finish, _ = piece
-        before = self._before_text
+        index, text, ids, finish, _, logprobs = piece
+        before, after = self._before_text, self._after_text
+        if logprobs and self._logprobs is not None:
+            after = self._before_logprobs + compact(self._logprobs(logprobs))
         extra = ""
         if index not in self._begun:
             self._begun.add(index)
@@ -77,7 +84,7 @@ class PieceEvents:
             self._tail if self._usage is None else f',"usage":{compact(self._usage(piece))}}}\n\n'
         )
         return (
-            f"{self._head}{index}{before}{quote(text)}{self._after_text}"
+            f"{self._head}{index}{before}{quote(text)}{after}"
             f',"finish_reason":{reason}{extra}}}]{tail}'
         ).encode()
 

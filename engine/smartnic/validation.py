@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.protocol import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from engine.protocol import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from engine.smartnic.detokenizer import StopSet
 from engine.smartnic.errors import invalid, unsupported
 
@@ -31,11 +31,13 @@ class Limits:
     """What the engine behind can take.
 
     context: tokens of prompt and answer together. num_slots: requests on the device at once.
+    max_logprobs: alternatives of a token.
     """
 
     context: int
     vocab_size: int
     num_slots: int
+    max_logprobs: int = MAX_LOGPROBS
 
 
 Parser = Callable[[str, Any, Limits], Any]
@@ -202,6 +204,12 @@ def logit_bias(name: str, value: Any, limits: Limits) -> tuple[tuple[int, float]
     return tuple(pairs)
 
 
+def num_logprobs(name: str, value: Any, limits: Limits) -> int:
+    """How many alternatives of each token; 0: the token's own logprob alone."""
+    checked: int = whole(0, limits.max_logprobs)(name, value, limits)
+    return checked
+
+
 def stream_options(name: str, value: Any, limits: Limits) -> dict[str, Any]:
     if type(value) is not dict:
         raise invalid(name, f"{name} must be an object, not {describe(value)}.")
@@ -277,7 +285,7 @@ COMMON_FIELDS: tuple[Field, ...] = (
 COMPLETION_FIELDS: tuple[Field, ...] = (
     *COMMON_FIELDS,
     Field("echo", False, after(boolean, False)),
-    Field("logprobs", None, only()),
+    Field("logprobs", None, num_logprobs),
     Field("best_of", 1, only(1)),
     Field("suffix", None, only("")),
 )
@@ -285,8 +293,8 @@ COMPLETION_FIELDS: tuple[Field, ...] = (
 CHAT_FIELDS: tuple[Field, ...] = (
     *COMMON_FIELDS,
     Field("max_completion_tokens", None, whole(1, ANY)),
-    Field("logprobs", False, after(boolean, False)),
-    Field("top_logprobs", None, only(0)),
+    Field("logprobs", False, boolean),
+    Field("top_logprobs", None, num_logprobs),
     Field("tools", None, only([])),
     Field("tool_choice", None, only("none", "auto")),
     Field("functions", None, only([])),
@@ -309,5 +317,7 @@ def check_together(values: Mapping[str, Any]) -> None:
         raise invalid(
             "min_tokens", f"min_tokens {values['min_tokens']} is more than max_tokens {limit}."
         )
+    if values.get("top_logprobs") and not values["logprobs"]:
+        raise invalid("top_logprobs", "top_logprobs is only for logprobs = true.")
     if values["stream_options"] and not values["stream"]:
         raise invalid("stream_options", "stream_options is only for stream = true.")
