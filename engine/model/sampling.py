@@ -157,7 +157,7 @@ def _draw(scores: Floats, row: np.void) -> int:
         mass = weights[ids].cumsum(dtype=np.float64)
         # Whether ids are all that min_p and top_k keep, or only the likeliest of them.
         complete = floor <= min_p or len(ids) == limit
-        total = mass[-1] if complete else _mass(weights, min_p)
+        total = mass[-1] if complete else _mass(weights, min_p, limit)
         nucleus = total
         if 0 < top_p < 1:
             if not complete and mass[-1] < top_p * total:
@@ -179,6 +179,9 @@ def _descending(weights: Floats, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.i
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
-def _mass(weights: Floats, min_p: float) -> float:
+def _mass(weights: Floats, min_p: float, limit: int) -> float:
+    """Of all that min_p and top_k keep."""
     kept = weights[weights >= min_p] if min_p > 0 else weights
+    if limit < len(kept):
+        kept = np.partition(kept, len(kept) - limit)[len(kept) - limit :]
     return float(kept.sum(dtype=np.float64))
