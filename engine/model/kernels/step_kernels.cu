@@ -299,7 +299,7 @@ struct Sampler {
 struct Peak {
   float largest, sum;  // sum of exp(x - largest)
   int id;              // the lowest with the largest
-  bool is_sound;       // no NaN, and finite
+  bool is_sound;       // no NaN, none infinite above
 };
 
 __device__ void merge(float& m, float& s, int& id, float m2, float s2, int id2) {
@@ -352,12 +352,13 @@ __device__ Peak find_peak(Shared& sh, const float* logits, int begin, int end, i
     merge(m, s, id, m2, s2, id2);
   }
   __syncthreads();
-  return {m, s, id, !any_bad && m > -INFINITY};
+  return {m, s, id, !any_bad};
 }
 
 constexpr int kPeakParts = 16, kPeakThreads = 256;
 
-// The peak of a row from those of its parts; every warp does the same.
+// The peak of a row from those of its parts; every warp does the same. A part may be empty, or all
+// -infinity; the row may not.
 __device__ Peak merge_parts(const Peak* parts) {
   const int lane = threadIdx.x & 31;
   Peak own{-INFINITY, 0.0f, 0x7fffffff, true};
@@ -368,7 +369,7 @@ __device__ Peak merge_parts(const Peak* parts) {
     const int id2 = __shfl_xor_sync(~0u, own.id, d);
     merge(own.largest, own.sum, own.id, m2, s2, id2);
   }
-  own.is_sound = is_sound;
+  own.is_sound = is_sound && own.largest > -INFINITY;
   return own;
 }
 
@@ -507,9 +508,7 @@ extern "C" __global__ void __launch_bounds__(kPeakThreads) peak_step(const Sched
   if (r >= s.plan->num_rows || !(s.rows[r].flags & kRowSample)) return;
   const int each = (s.vocab_size + kPeakParts - 1) / kPeakParts;
   const int begin = each * part, end = min(begin + each, s.vocab_size);
-  Peak peak = find_peak(sh, logits + size_t(r) * s.vocab_size, begin, end, kPeakThreads);
-  // A part may be all -infinity; the row may not.
-  if (begin >= end) peak = {-INFINITY, 0.0f, 0x7fffffff, true};
+  const Peak peak = find_peak(sh, logits + size_t(r) * s.vocab_size, begin, end, kPeakThreads);
   if (threadIdx.x == 0) peaks[kPeakParts * r + part] = peak;
 }
 
@@ -574,8 +573,9 @@ extern "C" __global__ void __launch_bounds__(1024) sample_step(const Scheduler* 
     if (num_biases) clear_seen(s, row.seq, num_biases, own_seen);
     if (suppressed) suppress_stops(s, row, own);
     const Peak best = changed ? find_peak(sh, own, 0, s.vocab_size, kThreads) : peak;
-    token = best.is_sound ? best.id : -1;
-    if (best.is_sound && row.temperature > 0.0f) {
+    const bool any_left = best.is_sound && best.largest > -INFINITY;
+    token = any_left ? best.id : -1;
+    if (any_left && row.temperature > 0.0f) {
       Sampler sampler{sh, own, s.vocab_size, best.largest, 1.0f / row.temperature, row.min_p};
       token = sampler.draw(row);
     }
