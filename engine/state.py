@@ -111,8 +111,8 @@ SEQUENCE = Struct(
     ("finish_reason", "u4"),  # protocol.FinishReason, NONE while alive
     ("terminal_written", "u4"),  # Terminal
     ("num_preemptions", "u4"),
+    ("num_entries", "i4"),  # of the token ring that a token of it may take, alternatives included
     ("script_start", "i4"),  # scripted model only
-    ("script_length", "i4"),
     ("arrival", "u8"),
     ("sequence", "u8"),  # the doorbell's
     ("deadline_ns", "u8"),  # SUSPECT: when to give up
@@ -121,7 +121,7 @@ SEQUENCE = Struct(
     ("first_token_ns", "u8"),
     ("finished_ns", "u8"),
     ("held_logprob", "f4"),  # of the last token, while terminal_written is HELD
-    ("num_entries", "i4"),  # of the token ring that a token of it may take, alternatives included
+    ("script_length", "i4"),  # scripted model only
 )
 
 PORT = Struct(

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from engine.smartnic.errors import engine_lost
+from engine.smartnic.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from engine.smartnic.reply import Piece, Reply
 from engine.smartnic.streaming import PieceEvents
 
@@ -72,6 +73,38 @@ def test_an_error_wakes_the_reader_after_what_came_before() -> None:
     assert [p.text for p in pieces] == ["a"]
     assert reply.ended
     assert reply.error is not None
+
+
+def test_a_slow_clients_pieces_keep_their_logprobs_in_order() -> None:
+    async def run() -> list[Piece]:
+        reply = Reply(1, streamed=True)
+        reply.sending = True
+        for token, text in enumerate("abc"):
+            one = TokenLogprob(token, -0.5 * token, ((token, -0.5 * token),), token)
+            reply.put(piece(text)._replace(logprobs=(one,)))
+        return await reply.take()
+
+    (merged,) = asyncio.run(run())
+    assert merged.text == "abc"
+    assert [one.token for one in merged.logprobs] == [0, 1, 2]
+    events = PieceEvents(
+        {"id": "x"},
+        chat=True,
+        logprobs=lambda tokens: chat_logprobs(tokens, [b"a", b"b", b"\xff"]),
+    )
+    choice = rendered(events.render(merged))["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert [one["token"] for one in content] == ["a", "b", "bytes:\\xff"]
+    assert content[2]["bytes"] == [255]
+    assert content[1]["top_logprobs"] == [{"token": "b", "logprob": -0.5, "bytes": [98]}]
+
+
+def test_what_json_lacks_is_told_as_the_least() -> None:
+    never = TokenLogprob(1, float("-inf"), ((0, 0.0), (2, float("-inf"))), 0)
+    told = completion_logprobs([never], [b"a", b"b", b""])
+    assert told["token_logprobs"] == [-9999.0]
+    assert told["top_logprobs"] == [{"a": 0.0, "token_id:2": -9999.0, "b": -9999.0}]
+    json.dumps(told, allow_nan=False)
 
 
 def rendered(event: bytes) -> dict[str, Any]:

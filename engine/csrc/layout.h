@@ -326,8 +326,8 @@ struct Sequence {
   uint32_t finish_reason;
   uint32_t terminal_written;
   uint32_t num_preemptions;
+  int32_t num_entries;
   int32_t script_start;
-  int32_t script_length;
   uint64_t arrival;
   uint64_t sequence;
   uint64_t deadline_ns;
@@ -336,7 +336,7 @@ struct Sequence {
   uint64_t first_token_ns;
   uint64_t finished_ns;
   float held_logprob;
-  int32_t num_entries;
+  int32_t script_length;
 };
 static_assert(sizeof(Sequence) == 128);
 static_assert(offsetof(Sequence, state) == 0);
@@ -353,8 +353,8 @@ static_assert(offsetof(Sequence, flags) == 40);
 static_assert(offsetof(Sequence, finish_reason) == 44);
 static_assert(offsetof(Sequence, terminal_written) == 48);
 static_assert(offsetof(Sequence, num_preemptions) == 52);
-static_assert(offsetof(Sequence, script_start) == 56);
-static_assert(offsetof(Sequence, script_length) == 60);
+static_assert(offsetof(Sequence, num_entries) == 56);
+static_assert(offsetof(Sequence, script_start) == 60);
 static_assert(offsetof(Sequence, arrival) == 64);
 static_assert(offsetof(Sequence, sequence) == 72);
 static_assert(offsetof(Sequence, deadline_ns) == 80);
@@ -363,7 +363,7 @@ static_assert(offsetof(Sequence, admitted_ns) == 96);
 static_assert(offsetof(Sequence, first_token_ns) == 104);
 static_assert(offsetof(Sequence, finished_ns) == 112);
 static_assert(offsetof(Sequence, held_logprob) == 120);
-static_assert(offsetof(Sequence, num_entries) == 124);
+static_assert(offsetof(Sequence, script_length) == 124);
 struct Port {
   uint64_t next_sequence;
   uint64_t token_tail;

@@ -48,19 +48,23 @@ BB_FN void mark(const Team& team, Scheduler& s, Tokens tokens) {
     };
     for (int i = team.rank; i < s.num_running; i += team.size)
       if (mine(i) && !samples(i)) s.marks[i] = tokens(i);
-    auto entries = [&](int i) { return s.sequences[s.running[i]].num_entries; };
-    int own_granted = 0, own_stalls = 0;
+    int denied = 0, stalls = 0;
     const int wanted = scan_each(
-        team, s.num_running, 0, [&](int i) { return mine(i) && samples(i) ? entries(i) : 0; },
+        team, s.num_running, 0,
+        [&](int i) { return mine(i) && samples(i) ? s.sequences[s.running[i]].num_entries : 0; },
         [&](int i, int at) {
-          const bool fits = at + entries(i) <= room;
+          const int entries = s.sequences[s.running[i]].num_entries;
+          const bool fits = at + entries <= room;
           s.marks[i] = fits ? tokens(i) : 0;
-          own_granted += fits ? entries(i) : 0;
-          own_stalls += !fits;
+          if (fits) return;
+          denied += entries;
+          stalls++;
         });
-    const bool all_fit = wanted <= room;
-    const int granted = all_fit ? wanted : team.sum(own_granted);
-    const int stalls = all_fit ? 0 : team.sum(own_stalls);
+    if (wanted > room) {
+      denied = team.sum(denied);
+      stalls = team.sum(stalls);
+    }
+    const int granted = wanted - denied;
     if (team.leader()) {
       port.room -= granted;
       port.in_flight += granted;
@@ -121,8 +125,8 @@ BB_FN void plan_step(const Team& team, Scheduler& s, Plan& plan, Row* rows) {
   }
   int sums = 0;  // two in one: there are at most 1,024 rows
   for (int i = team.rank; i < num_rows; i += team.size) {
-    sums += (rows[i].flags & kRowSample) != 0;
-    sums += (rows[i].flags & kRowAlternatives) != 0 ? 1 << 16 : 0;
+    static_assert(kRowSample == 1 && kRowAlternatives == 2, "shifted to their places");
+    sums += int((rows[i].flags & kRowSample) | (rows[i].flags & kRowAlternatives) << 15);
   }
   sums = team.sum(sums);
   if (team.leader()) {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.protocol import EntryKind, FinishReason
 from engine.smartnic.detokenizer import Detokenizer
 from engine.smartnic.errors import ApiError, engine_lost, invalid
-from engine.smartnic.reply import Piece, Reply
+from engine.smartnic.reply import Piece
 
 if TYPE_CHECKING:
     from engine.ring import RequestParams, Ticket
@@ -44,6 +44,14 @@ class Timing:
     preemptions: int = 0
 
 
+class Sink(Protocol):
+    """Where a choice's pieces go: its request's Reply."""
+
+    def put(self, piece: Piece) -> None: ...
+
+    def fail(self, error: ApiError) -> None: ...
+
+
 class Choice:
     """Turns the token entries of one sequence into pieces of a reply.
 
@@ -54,7 +62,6 @@ class Choice:
     __slots__ = (
         "_detokenizer",
         "_include_stop",
-        "_put",
         "_with_ids",
         "finish_reason",
         "finished_ns",
@@ -72,7 +79,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        reply: Reply,
+        reply: Sink,
         params: RequestParams,
         prompt_ids: list[int],
         detokenizer: Detokenizer,
@@ -94,7 +101,6 @@ class Choice:
         self._detokenizer = detokenizer
         self._include_stop = include_stop
         self._with_ids = with_ids
-        self._put = reply.put
 
     def push(self, token: int, kind: int, reason: int, logprob: float) -> bool:
         """Take one entry; True if the sequence ended for the client but not for the device."""
@@ -122,7 +128,7 @@ class Choice:
             self.finished_ns = time.monotonic_ns()
         if text or finish is not None or self._with_ids:
             ids = (token,) if self._with_ids and kind == TOKEN else ()
-            self._put(Piece(self.index, text, ids, finish, self.num_tokens))
+            self.reply.put(Piece(self.index, text, ids, finish, self.num_tokens))
         return stopped and not reason
 
     def _has_text(self, token: int, reason: int) -> bool:

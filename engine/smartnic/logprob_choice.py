@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from engine.protocol import EntryKind
 from engine.smartnic.choice import TOKEN, Choice
 from engine.smartnic.detokenizer import Utf8Decoder
+from engine.smartnic.errors import ApiError
 from engine.smartnic.logprobs import TokenLogprob, token_bytes
-from engine.smartnic.reply import Piece
+from engine.smartnic.reply import Piece, Reply
 
 ALTERNATIVE = int(EntryKind.ALTERNATIVE)
 
@@ -21,23 +23,42 @@ class _Held(NamedTuple):
     logprob: TokenLogprob
 
 
+class _Telling:
+    """Between a choice and its reply: adds to each piece the logprobs of what it completes."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._shown = 0  # characters that the client got
+        self.held: deque[_Held] = deque()
+
+    def put(self, piece: Piece) -> None:
+        self._shown += len(piece.text)
+        told = []
+        while self.held and self.held[0].end <= self._shown:
+            told.append(self.held.popleft().logprob)
+        self._reply.put(piece._replace(logprobs=tuple(told)))
+
+    def fail(self, error: ApiError) -> None:
+        self._reply.fail(error)
+
+
 class LogprobChoice(Choice):
     """A token is told once all of its text is out. What a stop string cuts off, in whole or in
     part, never is; nor is a token that ended the sequence and is not shown.
     """
 
-    __slots__ = ("_alternatives", "_decoded", "_decoder", "_held", "_shown", "_table")
+    __slots__ = ("_alternatives", "_decoded", "_decoder", "_table", "_telling")
 
-    def __init__(self, *arguments: Any, table: Sequence[bytes], **options: Any) -> None:
+    def __init__(
+        self, index: int, reply: Reply, *arguments: Any, table: Sequence[bytes], **options: Any
+    ) -> None:
         """table: bytes of every token id; the rest is Choice's."""
-        super().__init__(*arguments, **options)
-        self._put = self._put_with_logprobs
+        self._telling = _Telling(reply)
+        super().__init__(index, self._telling, *arguments, **options)
         self._table = table
         self._alternatives: list[tuple[int, float]] = []  # of the token to come
         self._decoder = Utf8Decoder()
         self._decoded = 0  # characters of all tokens, held back or not
-        self._shown = 0  # characters that the client got
-        self._held: list[_Held] = []
 
     def push(self, token: int, kind: int, reason: int, logprob: float) -> bool:
         """See Choice.push."""
@@ -55,13 +76,4 @@ class LogprobChoice(Choice):
         self._decoded += len(text)
         # What it begins it must see out.
         end = self._decoded + self._decoder.is_incomplete
-        self._held.append(_Held(end, logprob))
-
-    def _put_with_logprobs(self, piece: Piece) -> None:
-        self._shown += len(piece.text)
-        count = 0
-        while count < len(self._held) and self._held[count].end <= self._shown:
-            count += 1
-        told = tuple(held.logprob for held in self._held[:count])
-        del self._held[:count]
-        self.reply.put(piece._replace(logprobs=told))
+        self._telling.held.append(_Held(end, logprob))
