@@ -189,7 +189,8 @@ RECORD = Struct(
     ("presence_penalty", "f4"),
     ("reserved", "u4", 6),
 )
-"""Followed by u32 stop token ids, (u32 id, f32 bias) pairs, u32 prompt token ids."""
+"""Followed by u32 stop token ids, (u32 id, f32 bias) pairs, u32 prompt token ids. Of an id with
+several biases the last one counts."""
 
 SLOT_STATUS = Struct(
     "SlotStatus",
