@@ -27,6 +27,7 @@ PARTS = {
     "check": "loadtests.bench_h200_kernels:check_part",
     "gemm": "loadtests.bench_h200_kernels:gemm_part",
     "profile": "loadtests.bench_h200_kernels:profile_part",
+    "attention": "loadtests.bench_h200_attention:attention_part",
     "decode": "loadtests.bench_h200_model:decode_part",
     "batch": "loadtests.bench_h200_model:batch_part",
     "poisson": "loadtests.bench_h200_model:poisson_part",
