@@ -95,6 +95,8 @@ def _transformer_pass(
         arrays["block_tables"],
         kv_cache,
         arrays["results"],
+        arrays["records"],
+        arrays["alternatives"],
     )
     xp.cuda.Device().synchronize()
 

@@ -67,6 +67,7 @@ class EntryKind(enum.IntEnum):
     NONE = 0
     TOKEN = 1  # a token; terminal too if finish_reason is set
     END = 2  # a terminal without a token
+    ALTERNATIVE = 3  # one of the likeliest at the place of its slot's next TOKEN entry, best first
 
 
 class FinishReason(enum.IntEnum):
@@ -177,7 +178,7 @@ RECORD = Struct(
     ("min_tokens", "u4"),
     ("num_stop_token_ids", "u4"),
     ("num_logit_bias", "u4"),
-    ("num_logprobs", "i4"),  # -1: none
+    ("num_logprobs", "i4"),  # alternatives that are wanted with each token; -1: nothing at all
     ("priority", "i4"),  # lower is served first
     ("top_k", "i4"),  # 0: off
     ("temperature", "f4"),  # 0: greedy

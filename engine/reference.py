@@ -40,6 +40,7 @@ class Row:
     first_position: int
     flags: RowFlag
     uniform: float
+    num_adjusted: int  # biases, and stop ids that must not be sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,11 @@ class Request:
     def num_generated(self) -> int:
         return self.length - len(self.prompt)
 
+    @property
+    def num_entries(self) -> int:
+        """Of the token ring that a token of it may take: its alternatives come with it."""
+        return 1 + max(self.params.num_logprobs, 0)
+
     def finish(self, reason: FinishReason) -> None:
         if self.finish_reason == FinishReason.NONE:
             self.finish_reason = reason
@@ -101,7 +107,7 @@ class Port:
     consumer_index: int = 0
     has_new_session: bool = False
     room: int = 0  # entries that this step may still claim
-    in_flight: int = 0  # samples planned, not yet published
+    in_flight: int = 0  # entries claimed for samples that are not yet published
 
 
 class ReferenceScheduler:
@@ -139,28 +145,32 @@ class ReferenceScheduler:
         self.ports[port].cancelled.clear()
 
     # ---- A step --------------------------------------------------------------------------------
-    def step(self, tokens: Sequence[int]) -> list[Row]:
-        """`tokens` are the results of the last plan's rows (ignored where a row did not sample)."""
-        self._publish(tokens)
+    def step(self, tokens: Sequence[int], alternatives: Sequence[Sequence[int]]) -> list[Row]:
+        """`tokens` are the results of the last plan's rows (ignored where a row did not sample),
+        `alternatives` what the model gave with each."""
+        self._publish(tokens, alternatives)
         self._poll()
         self._admit()
         self._plan()
         return self.rows
 
     # ---- Publish -------------------------------------------------------------------------------
-    def _publish(self, tokens: Sequence[int]) -> None:
-        for request, row, token in zip(self._planned, self.rows, tokens, strict=True):
+    def _publish(self, tokens: Sequence[int], alternatives: Sequence[Sequence[int]]) -> None:
+        results = zip(self._planned, self.rows, tokens, alternatives, strict=True)
+        for request, row, token, others in results:
             if RowFlag.SAMPLE in row.flags:
-                self._settle(request, token)
+                self._settle(request, token, others)
         self._retire()
 
-    def _settle(self, request: Request, token: int) -> None:
+    def _settle(self, request: Request, token: int, alternatives: Sequence[int]) -> None:
         port = self.ports[request.port]
         request.is_pending = False
-        port.in_flight -= 1
+        port.in_flight -= request.num_entries
         if not 0 <= token < self.model.vocab_size:
             return request.finish(FinishReason.ERROR_MODEL)
         request.tokens.append(token)
+        for other in alternatives:
+            self._write(request, other, EntryKind.ALTERNATIVE)
         if self._is_stop(request, token):
             request.finish(FinishReason.STOP)
         elif request.num_generated == request.params.max_tokens:
@@ -246,7 +256,7 @@ class ReferenceScheduler:
         """Terminals without a token, as far as each token ring has room."""
         left = []
         for request in self.ended:
-            if self._is_paused(request):
+            if self.ports[request.port].room < 1:
                 left.append(request)
             else:
                 self.ports[request.port].room -= 1
@@ -255,8 +265,8 @@ class ReferenceScheduler:
 
     # ---- Admit ---------------------------------------------------------------------------------
     def _is_paused(self, request: Request) -> bool:
-        """Its token ring is full: what it samples could not be published."""
-        return self.ports[request.port].room <= 0
+        """Its token ring is too full for what it samples."""
+        return self.ports[request.port].room < request.num_entries
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.page_size)
@@ -324,28 +334,36 @@ class ReferenceScheduler:
         return sum(row.num_tokens for row in self.rows)
 
     def _write_rows(self, num_tokens_of: Callable[[Request], int]) -> None:
+        """Who finds no room for its sample holds back those of its port behind it."""
         wanted = {request: num_tokens_of(request) for request in self.running}
+        room = [port.room for port in self.ports]
         for request, num_tokens in wanted.items():
-            samples = num_tokens == request.remaining
-            if num_tokens and not (samples and self._is_paused(request)):
+            samples = num_tokens > 0 and num_tokens == request.remaining
+            if samples:
+                room[request.port] -= request.num_entries
+            if num_tokens and not (samples and room[request.port] < 0):
                 self._write_row(request, num_tokens, samples)
 
     def _write_row(self, request: Request, num_tokens: int, samples: bool) -> None:
         params, port = request.params, self.ports[request.port]
-        flags, uniform = RowFlag(0), 0.0
+        flags, uniform, num_adjusted = RowFlag(0), 0.0, len(params.logit_bias)
+        may_stop = request.num_generated >= min(params.min_tokens, params.max_tokens)
+        if not may_stop:
+            num_adjusted += len(params.stop_token_ids)
         if samples:
             flags |= RowFlag.SAMPLE
-            if params.num_logprobs >= 0:
-                flags |= RowFlag.LOGPROBS
-            if request.num_generated < min(params.min_tokens, params.max_tokens):
+            if params.num_logprobs > 0:
+                flags |= RowFlag.ALTERNATIVES
+            if not may_stop:
                 flags |= RowFlag.SUPPRESS_STOP
             if params.temperature > 0:
                 uniform = philox_uniform(params.seed, request.length)
-            port.room -= 1
-            port.in_flight += 1
+            port.room -= request.num_entries
+            port.in_flight += request.num_entries
         seq = request.port * self.ring.num_slots + request.ticket.slot
+        first = request.num_computed
         self.rows.append(
-            Row(seq, self._num_tokens, num_tokens, request.num_computed, flags, uniform)
+            Row(seq, self._num_tokens, num_tokens, first, flags, uniform, num_adjusted)
         )
         self._planned.append(request)
         request.num_computed += num_tokens

@@ -244,6 +244,11 @@ class RingClient:
             raise ValueError(f"at most {MAX_STOP_TOKEN_IDS} stop token ids")
         if len(params.logit_bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"at most {MAX_LOGIT_BIAS} logit biases")
+        if params.num_logprobs >= self.geometry.token_ring_entries:
+            raise ValueError(
+                f"a token with {params.num_logprobs} alternatives does not fit into a token ring "
+                f"of {self.geometry.token_ring_entries} entries"
+            )
         if len(prompt_ids) > self.geometry.max_context:
             raise ValueError(f"at most {self.geometry.max_context} prompt tokens")
         if not self._free:

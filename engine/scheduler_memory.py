@@ -12,7 +12,7 @@ import numpy as np
 
 from engine import protocol, state
 from engine.config import RingConfig, SchedulerConfig
-from engine.protocol import Geometry
+from engine.protocol import MAX_LOGPROBS, Geometry
 
 MAX_PICKUPS = 64  # doorbells taken per port and step: bounds the time between two steps
 TORN_TIMEOUT_NS = 1_000_000_000
@@ -75,6 +75,7 @@ class SchedulerMemory:
             "plan": xp.zeros(1, state.PLAN.dtype),
             "rows": xp.zeros(rows, state.ROW.dtype),
             "results": xp.zeros(rows, state.RESULT.dtype),
+            "alternatives": xp.zeros((rows, MAX_LOGPROBS), state.RESULT.dtype),
         }
         if timeline:
             self.arrays["timeline"] = xp.zeros(state.TIMELINE_STEPS, state.STEP_RECORD.dtype)

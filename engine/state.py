@@ -26,7 +26,7 @@ class Command(enum.IntEnum):
 
 class RowFlag(enum.IntFlag):
     SAMPLE = 1  # the row's last token completes what is known: sample the next one
-    LOGPROBS = 2
+    ALTERNATIVES = 2  # the num_logprobs likeliest tokens are wanted with the one that is sampled
     SUPPRESS_STOP = 4  # fewer than min_tokens so far: EOS and stop ids must not be sampled
 
 
@@ -55,7 +55,7 @@ PLAN = Struct(
     ("num_sampled", "i4"),
     ("step", "u8"),
     ("graph", "i4"),
-    ("reserved", "i4"),
+    ("num_with_alternatives", "i4"),  # rows
 )
 
 ROW = Struct(
@@ -76,7 +76,9 @@ ROW = Struct(
     ("presence_penalty", "f4"),
     ("num_prompt_tokens", "i4"),
     ("num_logprobs", "i4"),
-    ("reserved", "i4"),
+    # Of the record's biases, and of its stop ids while they must not be sampled: how many there
+    # are. 0, as nearly always: the sampler does not look at the record.
+    ("num_adjusted", "i4"),
 )
 
 RESULT = Struct("Result", 8, ("token", "i4"), ("logprob", "f4"))
@@ -119,7 +121,7 @@ SEQUENCE = Struct(
     ("first_token_ns", "u8"),
     ("finished_ns", "u8"),
     ("held_logprob", "f4"),  # of the last token, while terminal_written is HELD
-    ("reserved", "u4"),
+    ("num_entries", "i4"),  # of the token ring that a token of it may take, alternatives included
 )
 
 PORT = Struct(
@@ -131,7 +133,7 @@ PORT = Struct(
     ("cancel_count", "u8"),
     ("session", "u4"),
     ("room", "i4"),  # token ring entries that this step may still claim
-    ("in_flight", "i4"),  # samples planned, not yet published
+    ("in_flight", "i4"),  # entries claimed for samples that are not yet published
     ("reserved0", "u4"),
     ("cancels_until_ns", "u8"),  # how long to look at the cancel words again
     ("reserved", "u4", 2),
@@ -185,6 +187,7 @@ SCHEDULER = Struct(
     ("plan", "*Plan"),
     ("rows", "*Row"),
     ("results", "*Result"),
+    ("alternatives", "*Result"),  # [max_running][kMaxLogprobs]; token -1: no more
     ("timeline", "*StepRecord"),  # [kTimelineSteps], a ring; null: not wanted
     ("graphs", "u8", MAX_GRAPHS),  # graph 0 polls; graph k takes up to graph_tokens[k] tokens
     ("graph_tokens", "i4", MAX_GRAPHS),
@@ -210,7 +213,7 @@ SCHEDULER = Struct(
     ("must_drain", "i4"),  # no new pass before those in flight are settled: a preemption waits
     ("had_work", "i4"),  # host-driven paths: was there more to do when the last pass was settled?
     ("num_recorded", "u8"),  # steps written to the timeline
-    ("reserved", "u8", 5),
+    ("reserved", "u8", 4),
 )
 
 C_STRUCTS = [PLAN, ROW, RESULT, STEP_RECORD, SEQUENCE, PORT, SCHEDULER]
@@ -220,6 +223,6 @@ C_CONSTANTS = {
     "kMaxGraphs": MAX_GRAPHS,
     "kTimelineSteps": TIMELINE_STEPS,
     "kRowSample": int(RowFlag.SAMPLE),
-    "kRowLogprobs": int(RowFlag.LOGPROBS),
+    "kRowAlternatives": int(RowFlag.ALTERNATIVES),
     "kRowSuppressStop": int(RowFlag.SUPPRESS_STOP),
 }

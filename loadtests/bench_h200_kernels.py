@@ -15,11 +15,13 @@ import cupy
 import numpy as np
 import torch
 
+from engine.model.adjustments import NOTHING, read_adjustments
 from engine.model.cuda_forward import LOGITS, QKV, RESIDUAL, SILU, CudaForward, Tile, Tuning
 from engine.model.cuda_random import SHAPES
 from engine.model.cuda_weights import load_weights, random_device_weights, random_weights
-from engine.model.sampling import sample_row
-from engine.state import ROW, RowFlag
+from engine.model.sampling import sample_row, write_likeliest
+from engine.ring import Address, RequestParams, Ticket, encode_record
+from engine.state import RESULT, ROW, RowFlag
 from tests.cuda_model import CudaModel, reference_logits
 
 SPLIT = Tile(32, 64, split_k=2, stages=3)
@@ -100,7 +102,8 @@ def sampler_agreement(cases: int = 40) -> dict[str, Any]:
     logits *= rng.choice([0.1, 1.0, 4.0], 64)[:, None].astype(np.float32)
     model.history[:] = rng.integers(0, spec.vocab_size, model.history.shape)
     model.history[:, ::3] = rng.integers(0, 50, model.history[:, ::3].shape)
-    equal = total = 0
+    records = np.zeros((64, model.memory.geometry.slot_bytes), np.uint8)
+    equal = total = wrong_lists = 0
     wrong: list[str] = []
     worst_logprob = 0.0
     for _ in range(cases):
@@ -115,13 +118,18 @@ def sampler_agreement(cases: int = 40) -> dict[str, Any]:
             row["repetition_penalty"] = rng.choice([1, 1.3])
             row["frequency_penalty"] = rng.choice([0, 0.5])
             row["presence_penalty"] = rng.choice([0, 0.2])
+            row["num_logprobs"] = rng.choice([-1, 0, 1, 5, 20])
+            row["flags"] |= RowFlag.ALTERNATIVES if row["num_logprobs"] > 0 else 0
+            adjust(records[i], row, rng, spec.vocab_size, spec.eos_ids)
+        model.memory.arrays["records"].set(records.reshape(-1))
         model.upload(rows, 64, 64)
         model.pass_.forward.logits.copy_(torch.from_numpy(logits))
         sample(model)
-        results = model.results(64)
+        results, alternatives = model.results(64), model.alternatives(64)
         for i, row in enumerate(rows):
             known = model.history[i, : int(row["first_position"]) + 1]
-            want = sample_row(logits[i], row, known, spec.eos_ids)
+            own = read_adjustments(records[i]) if row["num_adjusted"] else NOTHING
+            want = sample_row(logits[i], row, known, spec.eos_ids, own)
             total += 1
             equal += int(results[i]["token"]) == want
             if int(results[i]["token"]) != want and len(wrong) < 5:
@@ -130,7 +138,38 @@ def sampler_agreement(cases: int = 40) -> dict[str, Any]:
             lse = x.max() + np.log(np.exp(x - x.max()).sum())
             got = float(results[i]["logprob"])
             worst_logprob = max(worst_logprob, abs(got - (x[results[i]["token"]] - lse)))
-    return {"equal": equal, "of": total, "worst_logprob_error": worst_logprob, "wrong": wrong}
+            count = max(int(row["num_logprobs"]), 0)
+            likeliest = np.zeros(count, RESULT.dtype)
+            if count:
+                write_likeliest(logits[i], lse, count, likeliest)
+            found = alternatives[i, :count]
+            wrong_lists += not (found["token"] == likeliest["token"]).all()
+            errors = np.abs(found["logprob"] - likeliest["logprob"])
+            worst_logprob = max(worst_logprob, float(errors.max(initial=0.0)))
+    return {
+        "equal": equal,
+        "of": total,
+        "wrong_lists_of_alternatives": wrong_lists,
+        "worst_logprob_error": worst_logprob,
+        "wrong": wrong,
+    }
+
+
+def adjust(
+    record: np.ndarray, row: np.void, rng: np.random.Generator, vocab: int, eos: tuple[int, ...]
+) -> None:
+    """Biases and stop ids for a row: none, a few, or all that fit, some ids among them twice."""
+    num_biases, num_stops = int(rng.choice([0, 1, 300])), int(rng.choice([0, 2, 32]))
+    ids = rng.integers(0, rng.choice([50, vocab]), num_biases)
+    ids[:1] = eos[:1]
+    params = RequestParams(
+        stop_token_ids=tuple(rng.integers(0, vocab, num_stops).tolist()),
+        logit_bias=tuple((int(token), float(rng.normal(0, 4))) for token in ids),
+    )
+    encoded = encode_record(params, [1], Address(1, 1), 1, Ticket(0, 1))
+    record[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    may_stop = not row["flags"] & RowFlag.SUPPRESS_STOP
+    row["num_adjusted"] = num_biases + (0 if may_stop else num_stops)
 
 
 def sample(model: CudaModel) -> None:

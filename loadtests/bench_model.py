@@ -26,6 +26,7 @@ from engine.model.program import Program
 from engine.model.safetensors import file_name
 from engine.model.source import DEFAULT_MODEL, ModelSource, open_model
 from engine.model.spec import FUSED, ModelSpec, Weight
+from engine.protocol import MAX_LOGPROBS, RECORD
 from engine.state import PLAN, RESULT, ROW, RowFlag
 
 Prompts = npt.NDArray[np.int64]  # [batch, PROMPT_TOKENS]
@@ -67,6 +68,8 @@ class Engine:
         self.plan = np.zeros(1, dtype=PLAN.dtype)
         self.rows = np.zeros(seqs, dtype=ROW.dtype)
         self.results = np.zeros(seqs, dtype=RESULT.dtype)
+        self.alternatives = np.zeros((seqs, MAX_LOGPROBS), dtype=RESULT.dtype)
+        self.records = np.zeros(seqs * RECORD.dtype.itemsize, dtype=np.uint8)
 
     def step(self, batch: int, first_position: int, num_tokens: int) -> None:
         """One step of ``batch`` equal rows."""
@@ -77,7 +80,14 @@ class Engine:
         rows["flags"], rows["repetition_penalty"] = RowFlag.SAMPLE, 1.0
         self.plan["num_rows"], self.plan["num_tokens"] = batch, batch * num_tokens
         self.program.forward(
-            self.plan, self.rows, self.history, self.block_tables, self.kv_cache, self.results
+            self.plan,
+            self.rows,
+            self.history,
+            self.block_tables,
+            self.kv_cache,
+            self.results,
+            self.records,
+            self.alternatives,
         )
 
     def decode_ms(self, prompts: Prompts, new_tokens: int) -> float:

@@ -13,6 +13,7 @@ from engine.model.cuda_forward import Tuning
 from engine.model.cuda_pass import CudaPass
 from engine.model.cuda_weights import Tensors
 from engine.model.spec import ModelSpec
+from engine.protocol import MAX_LOGPROBS
 from engine.scheduler_memory import ModelLimits, SchedulerMemory
 from engine.state import PLAN, RESULT, ROW, RowFlag
 
@@ -123,3 +124,7 @@ class CudaModel:
     def results(self, num_rows: int) -> np.ndarray:
         raw: np.ndarray = self.memory.arrays["results"].get().view(RESULT.dtype)
         return raw[:num_rows]
+
+    def alternatives(self, num_rows: int) -> np.ndarray:
+        raw: np.ndarray = self.memory.arrays["alternatives"].get().view(RESULT.dtype)
+        return raw.reshape(-1, MAX_LOGPROBS)[:num_rows]

@@ -73,7 +73,7 @@ class GpuDriver(Driver):
             start = port * geometry.port_bytes
             part = slice(start + C_CONSTANTS["kControlOffset"], start + geometry.status_offset)
             gpu["window"][part].set(np.asarray(self.memory.window[part]))
-        for name in ("results", "history"):
+        for name in ("results", "alternatives", "history"):
             gpu[name].set(self.memory.arrays[name].reshape(-1).view(np.uint8))
         at = SCHEDULER.offset("command")
         gpu["state"][at : at + 4].set(self.memory.word("command").view(np.uint8))

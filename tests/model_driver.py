@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.model.program import Program
 from engine.model.spec import ModelSpec, ReadWeight, read_device_weights
+from engine.protocol import MAX_LOGPROBS, RECORD
 from engine.state import PLAN, RESULT, ROW, RowFlag
 
 
@@ -61,6 +62,8 @@ class Driver:
         self.plan = np.zeros(1, dtype=PLAN.dtype)
         self.rows = np.zeros(num_seqs, dtype=ROW.dtype)
         self.results = np.zeros(num_seqs, dtype=RESULT.dtype)
+        self.alternatives = np.zeros((num_seqs, MAX_LOGPROBS), dtype=RESULT.dtype)
+        self.records = np.zeros(num_seqs * RECORD.dtype.itemsize, dtype=np.uint8)
 
     def step(self, work: list[tuple[int, Sequence, int]]) -> None:
         """Run ``num_tokens`` of each (slot, sequence, num_tokens); decode rows come first."""
@@ -82,7 +85,14 @@ class Driver:
             start += num_tokens
         self.plan["num_rows"], self.plan["num_tokens"] = len(work), start
         self.program.forward(
-            self.plan, self.rows, self.history, self.block_tables, self.kv_cache, self.results
+            self.plan,
+            self.rows,
+            self.history,
+            self.block_tables,
+            self.kv_cache,
+            self.results,
+            self.records,
+            self.alternatives,
         )
         for index, (slot, sequence, num_tokens) in enumerate(work):
             sequence.computed += num_tokens

@@ -16,6 +16,7 @@ import numpy as np
 from engine.config import RingConfig, SchedulerConfig
 from engine.host_scheduler import HostScheduler
 from engine.link.shm import SharedMemoryLink
+from engine.model.adjustments import NOTHING, read_adjustments
 from engine.protocol import (
     TOKEN_ENTRY,
     EngineState,
@@ -38,9 +39,9 @@ def mix(before: int, token: int) -> int:
     return ((before ^ token + 1) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) >> 7 & MASK
 
 
-def next_token(state: int, suppress_stop: bool, params: RequestParams) -> int:
-    token = (state >> 16) % VOCAB_SIZE
-    stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS_ID})
+def next_token(state: int, suppress_stop: bool, stops: set[int], shift: int) -> int:
+    """shift: what the biases add up to: the fake model shows them so."""
+    token = ((state >> 16) + shift) % VOCAB_SIZE
     while suppress_stop and token in stops:
         token = (token + 1) % VOCAB_SIZE
     return token
@@ -52,15 +53,33 @@ def answer(params: RequestParams, prompt: Sequence[int]) -> tuple[list[int], Fin
     for token in prompt:
         state = mix(state, token)
     stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS_ID})
+    shift = sum(token * int(bias) for token, bias in params.logit_bias)
     while True:
         early = len(tokens) < min(params.min_tokens, params.max_tokens)
-        token = next_token(state, early, params)
+        token = next_token(state, early, {EOS_ID, *params.stop_token_ids}, shift)
         tokens.append(token)
         if token in stops and not early:
             return tokens, FinishReason.STOP
         if len(tokens) == params.max_tokens:
             return tokens, FinishReason.LENGTH
         state = mix(state, token)
+
+
+def likeliest(state: int, num_logprobs: int) -> list[int]:
+    """The fake model's alternatives; at times it has fewer than asked for."""
+    count = max(num_logprobs, 0) if state % 3 else min(num_logprobs, 1)
+    return [((state >> 8) + 5 * k) % VOCAB_SIZE for k in range(count)]
+
+
+def alternatives_of(params: RequestParams, prompt: Sequence[int]) -> list[list[int]]:
+    """Of each token of the answer."""
+    state, alternatives = 0, list[list[int]]()
+    for token in prompt:
+        state = mix(state, token)
+    for token in answer(params, prompt)[0]:
+        alternatives.append(likeliest(state, params.num_logprobs))
+        state = mix(state, token)
+    return alternatives
 
 
 class TestLink(SharedMemoryLink):
@@ -88,6 +107,7 @@ class Asked:
     params: RequestParams
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
+    alternatives: list[list[int]] = field(default_factory=lambda: [[]])  # the last ones: to come
     reason: FinishReason = FinishReason.NONE
     is_cancelled: bool = False
 
@@ -173,9 +193,14 @@ class Driver:
     def _take(self, port: int, entry: Any) -> None:
         asked = self.live[port][int(entry["slot"])]  # KeyError: a token after the terminal
         assert entry["generation"] == asked.ticket.generation
-        assert (entry["kind"] == EntryKind.TOKEN) == (entry["token"] >= 0)
-        if entry["token"] >= 0:
+        assert (entry["kind"] == EntryKind.END) == (entry["token"] < 0)
+        if entry["kind"] == EntryKind.TOKEN:
             asked.tokens.append(int(entry["token"]))
+            asked.alternatives.append([])
+        elif entry["kind"] == EntryKind.ALTERNATIVE:
+            asked.alternatives[-1].append(int(entry["token"]))
+            assert entry["finish_reason"] == FinishReason.NONE
+            assert entry["logprob"] == -len(asked.alternatives[-1])
         asked.reason = FinishReason(int(entry["finish_reason"]))
         if asked.reason != FinishReason.NONE:
             del self.live[port][asked.ticket.slot]
@@ -197,9 +222,9 @@ class Driver:
         rows: np.ndarray = self.memory.arrays["rows"][: self.memory.arrays["plan"][0]["num_rows"]]
         return rows
 
-    def forward(self) -> list[int]:
-        """Run the fake model over the planned rows; the tokens of the rows that sample."""
-        tokens = []
+    def forward(self) -> tuple[list[int], list[list[int]]]:
+        """Run the fake model over the planned rows; tokens and alternatives of who samples."""
+        tokens, alternatives = [], []
         arrays = self.model_memory.arrays
         history, tables = arrays["history"], arrays["block_tables"]
         size = self.config.page_size
@@ -213,20 +238,35 @@ class Driver:
             for position in range(first, first + count):
                 state = mix(state, int(history[seq, position]))
                 self.kv[place(position)] = state
-            token = -1
+            token, others = -1, list[int]()
             if row["flags"] & RowFlag.SAMPLE:
-                suppress = bool(row["flags"] & RowFlag.SUPPRESS_STOP)
-                token = next_token(state, suppress, self.params[seq])
+                token = self.sample(row, state)
                 if seq in self.error_rows:
                     token = -1
                 history[seq, first + count] = token
                 self.uniforms[seq, first + count] = float(row["uniform"])
+                if row["flags"] & RowFlag.ALTERNATIVES:
+                    others = likeliest(state, int(row["num_logprobs"]))
+                    ranked = [*others, -1][: int(row["num_logprobs"])]
+                    for k, other in enumerate(ranked):
+                        arrays["alternatives"][index, k] = (other, -1.0 - k)
             arrays["results"][index] = (token, 0.0)
             tokens.append(token)
-        return tokens
+            alternatives.append(others)
+        return tokens, alternatives
+
+    def sample(self, row: Any, state: int) -> int:
+        """The fake model's token; it looks at the record as samplers do, and where they do."""
+        adjustments = NOTHING
+        if row["num_adjusted"]:
+            records = self.model_memory.arrays["records"].reshape(self.memory.num_seqs, -1)
+            adjustments = read_adjustments(records[int(row["seq"])])
+        shift = int(adjustments.bias_ids.astype(np.int64) @ adjustments.biases.astype(np.int64))
+        suppress = bool(row["flags"] & RowFlag.SUPPRESS_STOP)
+        return next_token(state, suppress, {EOS_ID, *adjustments.stop_ids.tolist()}, shift)
 
     def step(self) -> None:
-        tokens = self.forward()
+        results = self.forward()
         if self._step:
             self._step(self.memory.state.ctypes.data)
         else:
@@ -235,7 +275,7 @@ class Driver:
         assert self.state["error"] == 0, "free + used pages != all pages"
         self._check_plan()
         if self.twin:
-            self.twin.step(tokens)
+            self.twin.step(*results)
             self._compare(self.twin)
 
     def _check_plan(self) -> None:
@@ -245,7 +285,8 @@ class Driver:
         assert plan["num_tokens"] == rows["num_tokens"].sum() <= self.config.max_step_tokens
         assert (rows["num_tokens"][:decodes] == 1).all()
         assert (rows["num_tokens"][decodes:] >= 1).all()
-        assert plan["num_sampled"] == (rows["flags"] & RowFlag.SAMPLE).sum()
+        assert plan["num_sampled"] == ((rows["flags"] & RowFlag.SAMPLE) > 0).sum()
+        assert plan["num_with_alternatives"] == ((rows["flags"] & RowFlag.ALTERNATIVES) > 0).sum()
         assert (rows["query_start"] == np.cumsum(rows["num_tokens"]) - rows["num_tokens"]).all()
         assert len(set(rows["seq"].tolist())) == len(rows)
         ports = self.memory.arrays["ports"]
@@ -317,6 +358,8 @@ class Driver:
         """Whoever ended got its own tokens: all of them, or a prefix if it was ended early."""
         for asked in self.done:
             tokens, reason = answer(asked.params, asked.prompt)
+            alternatives = alternatives_of(asked.params, asked.prompt)[: len(asked.tokens)]
+            assert asked.alternatives == [*alternatives, []]
             if asked.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert (asked.tokens, asked.reason) == (tokens, reason)
             else:
@@ -333,7 +376,15 @@ def expected_rows(twin: ReferenceScheduler) -> np.ndarray:
     """The twin's rows in the device's layout."""
     rows = np.zeros(len(twin.rows), ROW.dtype)
     for to, row, request in zip(rows, twin.rows, twin._planned, strict=True):
-        for name in ("seq", "query_start", "num_tokens", "first_position", "flags", "uniform"):
+        for name in (
+            "seq",
+            "query_start",
+            "num_tokens",
+            "first_position",
+            "flags",
+            "uniform",
+            "num_adjusted",
+        ):
             to[name] = getattr(row, name)
         for name in (
             "temperature",

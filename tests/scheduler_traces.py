@@ -80,13 +80,18 @@ def finish(driver: Driver, end: Command) -> None:
 def random_ask(rng: random.Random, num_ports: int) -> Ask:
     """Mostly short prompts with long answers, which outgrow a small pool."""
     num_prompt = rng.choice([rng.randint(1, 6), rng.randint(1, 6), rng.randint(1, 40)])
+    num_biases = rng.choice([0, 0, 0, 1, 5])
     params = RequestParams(
         max_tokens=rng.randint(1, MAX_CONTEXT - num_prompt),
         min_tokens=rng.choice([0, 0, 5]),
         temperature=rng.choice([0.0, 1.0]),
         seed=rng.getrandbits(64),
         ignore_eos=rng.random() < 0.7,
-        stop_token_ids=(rng.randrange(VOCAB_SIZE),) if rng.random() < 0.2 else (),
+        stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 9]))),
+        logit_bias=tuple(
+            (rng.randrange(VOCAB_SIZE), rng.randint(-9, 9)) for _ in range(num_biases)
+        ),
+        num_logprobs=rng.choice([-1, -1, 0, 3, 15]),
         priority=rng.choice([0, 0, 0, -1, 1]),
     )
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(num_prompt))

@@ -31,6 +31,7 @@ from tests.host_driven_driver import (
 from tests.scheduler_driver import TestLink
 from tests.scheduler_traces import MAX_CONTEXT, finish, run_random_trace
 from tests.server import start_server
+from tests.test_http_sampling import check_adjustments
 
 PATHS = ("sync", "async")
 NUM_TRACES = 150
@@ -133,7 +134,7 @@ def test_the_server_serves(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_greedy_ids_equal_the_reference(path: str) -> None:
-    """All prompts at once, as choices of one request."""
+    """All prompts at once, as choices of one request; then what adjusts logits."""
     entries = json.loads((Path(__file__).parent / "reference/smollm2_greedy.json").read_text())
     count = max(entry["safe_tokens"] for entry in entries)
     with start_server(path=path, model="smollm2") as server:
@@ -146,6 +147,7 @@ def test_greedy_ids_equal_the_reference(path: str) -> None:
             ignore_eos=True,
             return_token_ids=True,
         )
+        check_adjustments(server.url)
     for entry, choice in zip(entries, answer["choices"], strict=True):
         safe = entry["safe_tokens"]
         assert choice["token_ids"][:safe] == entry["output_ids"][:safe]

@@ -8,8 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from engine.model.adjustments import Adjustments, read_adjustments
 from engine.model.batch import Batch
 from engine.model.sampling import INVALID_TOKEN, sample, sample_row
+from engine.protocol import MAX_LOGPROBS
+from engine.ring import Address, RequestParams, Ticket, encode_record
 from engine.state import RESULT, ROW, RowFlag
 
 NO_IDS = np.zeros(0, dtype=np.int32)
@@ -137,6 +140,74 @@ def test_suppressed_stops_are_not_sampled() -> None:
     assert sample_row(SIX, row(temperature=0.0), NO_IDS, (1,)) == 1
 
 
+def test_own_stop_ids_are_suppressed_with_eos() -> None:
+    flags = {"flags": int(RowFlag.SAMPLE | RowFlag.SUPPRESS_STOP)}
+    stops = asked(stop_token_ids=(3, 5))
+    assert sample_row(SIX, row(temperature=0.0, **flags), NO_IDS, (1,), stops) == 0
+    assert sample_row(SIX, row(temperature=0.0), NO_IDS, (1,), stops) == 1
+    drawn = {
+        sample_row(SIX, row(uniform=uniform, **flags), NO_IDS, (1,), stops)
+        for uniform in (np.arange(200) + 0.5) / 200
+    }
+    assert drawn == {0, 2, 4}
+
+
+def test_a_bias_forbids_and_forces() -> None:
+    greedy = row(temperature=0.0)
+    assert sample_row(SIX, greedy, NO_IDS, (), asked(logit_bias=((1, -100),))) == 3
+    assert sample_row(SIX, greedy, NO_IDS, (), asked(logit_bias=((4, 100),))) == 4
+    both = asked(logit_bias=((1, -100), (3, -100)))
+    drawn = {
+        sample_row(SIX, row(uniform=uniform), NO_IDS, (), both)
+        for uniform in (np.arange(200) + 0.5) / 200
+    }
+    assert drawn == {0, 2, 4, 5}
+
+
+def test_of_an_id_with_two_biases_the_last_one_counts() -> None:
+    greedy = row(temperature=0.0)
+    assert sample_row(SIX, greedy, NO_IDS, (), asked(logit_bias=((4, 100), (4, -1)))) == 1
+    assert sample_row(SIX, greedy, NO_IDS, (), asked(logit_bias=((4, -1), (4, 100)))) == 4
+
+
+def test_biases_come_before_penalties() -> None:
+    logits = np.array([1.0, 2.0, 1.5], dtype=np.float32)
+    known = np.array([0], dtype=np.int32)
+    greedy = row(temperature=0.0, repetition_penalty=2.0)
+    # (1 + 3.5) / 2 = 2.25 is the largest; 1 / 2 + 3.5 would be, too, but (1 + 2.5) / 2 is not.
+    assert sample_row(logits, greedy, known, (), asked(logit_bias=((0, 3.5),))) == 0
+    assert sample_row(logits, greedy, known, (), asked(logit_bias=((0, 2.5),))) == 1
+
+
+def test_nothing_that_may_be_sampled_gives_an_invalid_token() -> None:
+    flags = {"flags": int(RowFlag.SAMPLE | RowFlag.SUPPRESS_STOP)}
+    every = asked(stop_token_ids=tuple(range(6)))
+    for temperature in (0.0, 1.0):
+        one = row(temperature=temperature, uniform=0.5, **flags)
+        assert sample_row(SIX, one, NO_IDS, (), every) == INVALID_TOKEN
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numbers_beyond_the_largest_are_as_large(temperature: float) -> None:
+    known = np.array([0, 3], dtype=np.int32)
+    logits = np.array([30.0, -1.0, 2.0, 20.0], dtype=np.float32)
+    one = row(temperature=temperature, repetition_penalty=1.2e-38, uniform=0.25)
+    assert sample_row(logits, one, known, ()) == 0
+    huge = asked(logit_bias=((2, 3.4e38), (1, 3.4e38)))
+    assert sample_row(logits, row(temperature=temperature), NO_IDS, (), huge) == 1
+
+
+def asked(**values: Any) -> Adjustments:
+    """What the samplers read of a record with these parameters."""
+    return read_adjustments(record_of(**values))
+
+
+def record_of(**values: Any) -> npt.NDArray[np.uint8]:
+    params = RequestParams(**values)
+    encoded = encode_record(params, [1, 2, 3], Address(1, 1), 1, Ticket(0, 1))
+    return np.frombuffer(encoded, dtype=np.uint8)
+
+
 def batch_of(rows: list[Any]) -> Batch:
     table = np.array(rows, dtype=ROW.dtype)
     table["seq"] = table["query_start"] = index = np.arange(len(rows))
@@ -144,10 +215,14 @@ def batch_of(rows: list[Any]) -> Batch:
     return Batch(table, index, ones, ones, ones, index, ones, ones, index, index)
 
 
-def run(logits: npt.NDArray[np.float32], rows: list[Any]) -> tuple[Any, npt.NDArray[np.int32]]:
+def run(
+    logits: npt.NDArray[np.float32], rows: list[Any], records: Any = None, alternatives: Any = None
+) -> tuple[Any, npt.NDArray[np.int32]]:
     results = np.zeros(len(rows), dtype=RESULT.dtype)
     history = np.zeros((len(rows), 4), dtype=np.int32)
-    sample(logits, batch_of(rows), history, results, ())
+    if alternatives is None:
+        alternatives = np.zeros((len(rows), MAX_LOGPROBS), dtype=RESULT.dtype)
+    sample(logits, batch_of(rows), history, results, alternatives, (), records)
     return results, history
 
 
@@ -165,6 +240,47 @@ def test_result_does_not_depend_on_batch_mates() -> None:
 def test_logprob_is_of_the_raw_distribution() -> None:
     results, _ = run(SIX[None], [row(temperature=0.2, top_k=1)])
     assert results["logprob"][0] == pytest.approx(np.log(0.4), abs=1e-6)
+
+
+def test_only_rows_that_say_so_are_adjusted() -> None:
+    records = np.stack([record_of(logit_bias=((4, 100),))] * 2)
+    rows = [row(temperature=0.0, num_adjusted=1), row(temperature=0.0)]
+    results, _ = run(np.stack([SIX, SIX]), rows, records)
+    assert results["token"].tolist() == [4, 1]
+    assert results["logprob"] == pytest.approx(np.log([0.05, 0.4]), abs=1e-6)
+
+
+def likeliest(logits: npt.NDArray[np.float32], count: int, **values: Any) -> list[Any]:
+    """(token, logprob) of the alternatives of a row that also has what `values` say."""
+    alternatives = np.zeros((1, MAX_LOGPROBS), dtype=RESULT.dtype)
+    flags = int(RowFlag.SAMPLE | RowFlag.ALTERNATIVES)
+    run(logits[None], [row(num_logprobs=count, flags=flags, **values)], None, alternatives)
+    found: list[Any] = alternatives[0].tolist()
+    return found[:count]
+
+
+def test_alternatives_are_the_likeliest_of_the_raw_distribution() -> None:
+    found = likeliest(SIX, 5, temperature=2.0, top_k=1, presence_penalty=2.0)
+    assert [token for token, _ in found] == [1, 3, 5, 0, 2]  # of a tie the lower id
+    wanted = np.log([0.4, 0.25, 0.15, 0.1, 0.05])
+    assert [logprob for _, logprob in found] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_where_there_are_fewer_tokens_the_list_ends() -> None:
+    found = likeliest(SIX, 20)
+    assert [token for token, _ in found[:7]] == [1, 3, 5, 0, 2, 4, INVALID_TOKEN]
+
+
+def test_alternatives_of_a_flat_distribution_are_the_lowest_ids() -> None:
+    found = likeliest(np.zeros(1000, dtype=np.float32), 20)
+    assert [token for token, _ in found] == list(range(20))
+
+
+def test_who_wants_no_alternatives_gets_none() -> None:
+    untouched = np.zeros((1, MAX_LOGPROBS), dtype=RESULT.dtype)
+    untouched["token"] = -7
+    run(SIX[None], [row(num_logprobs=0, flags=int(RowFlag.SAMPLE))], None, untouched)
+    assert (untouched["token"] == -7).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

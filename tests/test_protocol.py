@@ -153,6 +153,7 @@ def test_a_device_that_does_not_answer_is_reported() -> None:
         (RequestParams(), [1 << 32]),
         (RequestParams(max_tokens=-1), [1]),
         (RequestParams(top_k=1 << 31), [1]),
+        (RequestParams(num_logprobs=16), [1]),  # the token ring has 16 entries
     ],
 )
 def test_what_cannot_be_written_is_a_value_error(params: RequestParams, prompt: list[int]) -> None:

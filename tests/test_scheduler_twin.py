@@ -64,7 +64,8 @@ def asks(draw: st.DrawFn) -> Ask:
         seed=draw(st.integers(0, (1 << 64) - 1)),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(TOKEN, max_size=2))),
-        num_logprobs=draw(st.sampled_from([-1, 0, 5])),
+        logit_bias=tuple(draw(st.lists(st.tuples(TOKEN, st.integers(-3, 3)), max_size=3))),
+        num_logprobs=draw(st.sampled_from([-1, -1, 0, 1, 5, 15])),
         priority=draw(st.sampled_from([0, 0, 0, -3, 2])),
     )
     fails = draw(st.integers(0, 9)) == 9

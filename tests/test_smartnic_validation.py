@@ -146,7 +146,8 @@ def test_what_benchmark_tools_send_is_taken(table: tuple[Field, ...]) -> None:
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {"AI": 1}),
         ("logit_bias", {"1": float("nan")}),
-        ("logit_bias", {"1": 5}),  # in range, but nobody applies it yet
+        ("logit_bias", {"1": 100.5}),
+        ("logit_bias", {str(token): 1 for token in range(301)}),
         ("logit_bias", []),
         ("stop_token_ids", [300]),
         ("stop_token_ids", [-1]),
@@ -225,6 +226,7 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
         ("top_k", 10**9, 0),
         ("seed", -1, 2**64 - 1),
         ("logit_bias", {}, ()),
+        ("logit_bias", {"299": -100, "7": 1.5}, ((299, -100.0), (7, 1.5))),
         ("stop", [], None),
         ("stop_token_ids", [1, 1, 2], (1, 2)),
         ("echo", False, False),

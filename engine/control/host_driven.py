@@ -20,7 +20,7 @@ import numpy as np
 
 from engine import state
 from engine.host_scheduler import scheduler_library
-from engine.protocol import EngineState
+from engine.protocol import MAX_LOGPROBS, EngineState
 from engine.scheduler_memory import SchedulerMemory
 from engine.state import TIMELINE_STEPS, Command
 from engine.timeline import Event
@@ -48,11 +48,23 @@ class StepSet:
         self.plan = np.zeros(1, state.PLAN.dtype)
         self.rows = np.zeros(rows, state.ROW.dtype)
         self.packet = zeros(packet_bytes, np.uint8)
-        self.answer = zeros(2 + rows, np.uint64)  # times, then results, 8 bytes each
+        # Times, results, and the alternatives of each: 8 bytes each.
+        self.answer = zeros(2 + rows + rows * MAX_LOGPROBS, np.uint64)
         self.device_packet = xp.zeros(packet_bytes, np.uint8)
-        self.device_answer = xp.zeros(2 + rows, np.uint64)
+        self.device_answer = xp.zeros(len(self.answer), np.uint64)
+        self._num_results = 2 + rows
+        self._answer_head = self.answer[: self._num_results]
+        self._device_answer_head = self.device_answer[: self._num_results]
         self.uploaded: Any = xp.cuda.Event(disable_timing=True)
         self.computed: Any = xp.cuda.Event(disable_timing=True)
+
+    def fetch_answer(self, stream: Any) -> None:
+        """Copy the answer to the host; alternatives only where a row wants them."""
+        if not self.plan[0]["num_with_alternatives"]:
+            self._device_answer_head.get(stream=stream, out=self._answer_head)
+            return
+        end = self._num_results + MAX_LOGPROBS * int(self.plan[0]["num_rows"])
+        self.device_answer[:end].get(stream=stream, out=self.answer[:end])
 
 
 class PassLauncher(Protocol):
@@ -208,7 +220,7 @@ class HostDrivenLoop:
         one = self._under_way.popleft()
         began_ns = time.monotonic_ns()
         one.computed.synchronize()
-        one.device_answer.get(stream=self._download, out=one.answer)
+        one.fetch_answer(self._download)
         started_ns, ended_ns = one.answer[:2].tolist()
         self._note("device", "pass", one, started_ns, ended_ns)
         # Asked for earlier, it waits for the pass.

@@ -85,7 +85,7 @@ BB_FN void secure_decode_pages(const Team& team, Scheduler& s) {
 // For the next to be admitted: places and pages of those that pause, as far as it takes.
 BB_FN void make_way(const Team& team, Scheduler& s, int num_pages) {
   int full = 0;
-  for (int p = 0; p < s.num_ports; p++) full += s.ports[p].room <= 0;
+  for (int p = 0; p < s.num_ports; p++) full += s.ports[p].room <= kMaxLogprobs;
   if (!full) return;
   int paused = sum_running(team, s, [&](int seq) { return is_paused(s, seq) ? 1 : 0; });
   for (; paused && (s.num_running >= s.max_running || num_pages > s.num_free_pages); paused--) {

@@ -5,15 +5,18 @@
 // that sampled them wrote them into the device's history, so the next pass finds them there, also when
 // it was planned before they were known (asynchronous batching).
 //
-//   packet: Plan | Row[num_rows] | block table[num_rows][max_pages_per_seq] | int32[num_tokens]
-//   answer: u64 started_ns | u64 ended_ns | Result[num_rows], the times by the device's clock
+//   packet: Plan | Row[num_rows] | block table[num_rows][max_pages_per_seq] | int32[num_tokens] |
+//           adjustments of the rows that are their sequence's first and have any
+//   adjustments: u32 stop ids, u32 biases, then those words as in the record
+//   answer: u64 started_ns | u64 ended_ns | Result[max_running] | Result[max_running][kMaxLogprobs], the
+//           times by the device's clock; the last part where rows want alternatives, else not fetched
 #pragma once
 #include "sequences.cuh"
 
 namespace blinkbed {
 
 struct PacketParts {
-  size_t rows, tables, tokens, end;  // offsets in bytes
+  size_t rows, tables, tokens, adjustments;  // offsets in bytes
 };
 
 BB_FN PacketParts packet_parts(const Scheduler& s, int num_rows, int num_tokens) {
@@ -21,7 +24,7 @@ BB_FN PacketParts packet_parts(const Scheduler& s, int num_rows, int num_tokens)
   parts.rows = sizeof(Plan);
   parts.tables = parts.rows + sizeof(Row) * size_t(num_rows);
   parts.tokens = parts.tables + sizeof(int32_t) * size_t(num_rows) * size_t(s.max_pages_per_seq);
-  parts.end = parts.tokens + sizeof(int32_t) * size_t(num_tokens);
+  parts.adjustments = parts.tokens + sizeof(int32_t) * size_t(num_tokens);
   return parts;
 }
 
@@ -31,6 +34,31 @@ BB_FN int num_prompt_of(const Row& row) {
   return left < 0 ? 0 : left < row.num_tokens ? left : row.num_tokens;
 }
 
+constexpr int kMostAdjustmentWords = 2 + kMaxStopTokenIds + 2 * kMaxLogitBias;
+
+// What a sequence's samplers read of its record comes with its first row, after a preemption again.
+BB_FN bool brings_adjustments(const Row& row) {
+  return row.first_position == 0 && row.num_adjusted != 0;
+}
+
+BB_FN int num_adjustment_words(uint32_t num_stop_token_ids, uint32_t num_logit_bias) {
+  return int(num_stop_token_ids + 2 * num_logit_bias);
+}
+
+// Into the device's own record of the sequence; returns where the next row's begin.
+BB_FN const uint32_t* apply_adjustments(const Team& team, Scheduler& s, const Row& row,
+                                        const uint32_t* from) {
+  Record& record = *reinterpret_cast<Record*>(s.records + s.slot_bytes * row.seq);
+  uint32_t* words = reinterpret_cast<uint32_t*>(&record + 1);
+  const int n = num_adjustment_words(from[0], from[1]);
+  if (team.leader()) {
+    record.num_stop_token_ids = from[0];
+    record.num_logit_bias = from[1];
+  }
+  for (int k = team.rank; k < n; k += team.size) words[k] = from[2 + k];
+  return from + 2 + n;
+}
+
 // On the device, before the pass.
 BB_FN void apply_packet(const Team& team, Scheduler& s, const uint8_t* packet) {
   const Plan& plan = *reinterpret_cast<const Plan*>(packet);
@@ -38,6 +66,7 @@ BB_FN void apply_packet(const Team& team, Scheduler& s, const uint8_t* packet) {
   const Row* rows = reinterpret_cast<const Row*>(packet + parts.rows);
   const int32_t* tables = reinterpret_cast<const int32_t*>(packet + parts.tables);
   const int32_t* tokens = reinterpret_cast<const int32_t*>(packet + parts.tokens);
+  const uint32_t* adjustments = reinterpret_cast<const uint32_t*>(packet + parts.adjustments);
   for (int i = team.rank; i < plan.num_rows; i += team.size) {
     s.rows[i] = rows[i];
     if (rows[i].first_position == 0) {
@@ -57,6 +86,7 @@ BB_FN void apply_packet(const Team& team, Scheduler& s, const uint8_t* packet) {
     int32_t* history = history_of(s, rows[i].seq) + rows[i].first_position;
     for (int k = team.rank; k < num_prompt; k += team.size)
       history[k] = tokens[rows[i].query_start + k];
+    if (brings_adjustments(rows[i])) adjustments = apply_adjustments(team, s, rows[i], adjustments);
   }
   if (team.leader()) *s.plan = plan;
   team.sync();

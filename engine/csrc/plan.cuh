@@ -20,18 +20,21 @@ BB_FN void write_row(const Scheduler& s, Row& row, int seq, int query_start, int
   row.presence_penalty = r.presence_penalty;
   row.num_prompt_tokens = q.num_prompt;
   row.num_logprobs = r.num_logprobs;
+  row.num_adjusted = int(r.num_logit_bias);
+  const bool may_stop = length_of(q) >= q.min_total;
+  if (!may_stop) row.num_adjusted += int(r.num_stop_token_ids);
   row.flags = 0;
   row.uniform = 0;
   q.num_computed += num_tokens;
   if (q.num_computed < length_of(q)) return;
-  row.flags = kRowSample | (r.num_logprobs >= 0 ? kRowLogprobs : 0);
-  if (length_of(q) < q.min_total) row.flags |= kRowSuppressStop;
+  row.flags = kRowSample | (r.num_logprobs > 0 ? kRowAlternatives : 0);
+  if (!may_stop) row.flags |= kRowSuppressStop;
   if (r.temperature > 0) row.uniform = philox_uniform(r.seed, uint32_t(length_of(q)));
   q.pending++;
 }
 
-// marks[i] = tokens of running[i] in this step, 0 for none: those in `kind` whose port has room for the
-// sample that they end with.
+// marks[i] = tokens of running[i] in this step, 0 for none: those whose port has room for the sample that
+// they end with. Who finds no room holds back those behind it, so that they do not take it for ever.
 template <class Tokens>
 BB_FN void mark(const Team& team, Scheduler& s, Tokens tokens) {
   for (int i = team.rank; i < s.num_running; i += team.size) s.marks[i] = 0;
@@ -45,14 +48,23 @@ BB_FN void mark(const Team& team, Scheduler& s, Tokens tokens) {
     };
     for (int i = team.rank; i < s.num_running; i += team.size)
       if (mine(i) && !samples(i)) s.marks[i] = tokens(i);
+    auto entries = [&](int i) { return s.sequences[s.running[i]].num_entries; };
+    int own_granted = 0, own_stalls = 0;
     const int wanted = scan_each(
-        team, s.num_running, 0, [&](int i) { return mine(i) && samples(i) ? 1 : 0; },
-        [&](int i, int at) { s.marks[i] = at < room ? tokens(i) : 0; });
+        team, s.num_running, 0, [&](int i) { return mine(i) && samples(i) ? entries(i) : 0; },
+        [&](int i, int at) {
+          const bool fits = at + entries(i) <= room;
+          s.marks[i] = fits ? tokens(i) : 0;
+          own_granted += fits ? entries(i) : 0;
+          own_stalls += !fits;
+        });
+    const bool all_fit = wanted <= room;
+    const int granted = all_fit ? wanted : team.sum(own_granted);
+    const int stalls = all_fit ? 0 : team.sum(own_stalls);
     if (team.leader()) {
-      const int granted = min_of(wanted, room);
       port.room -= granted;
       port.in_flight += granted;
-      counters_of(port).ring_stalls += wanted - granted;
+      counters_of(port).ring_stalls += stalls;
     }
     team.sync();
   }
@@ -107,14 +119,18 @@ BB_FN void plan_step(const Team& team, Scheduler& s, Plan& plan, Row* rows) {
     mark(team, s, [&](int i) { return chunks[i]; });
     num_rows = write_rows(team, s, rows, decodes, &num_tokens);
   }
-  int sampled = 0;
-  for (int i = team.rank; i < num_rows; i += team.size) sampled += (rows[i].flags & kRowSample) != 0;
-  sampled = team.sum(sampled);
+  int sums = 0;  // two in one: there are at most 1,024 rows
+  for (int i = team.rank; i < num_rows; i += team.size) {
+    sums += (rows[i].flags & kRowSample) != 0;
+    sums += (rows[i].flags & kRowAlternatives) != 0 ? 1 << 16 : 0;
+  }
+  sums = team.sum(sums);
   if (team.leader()) {
     plan.num_rows = num_rows;
     plan.num_decode_rows = decodes;
     plan.num_tokens = num_tokens;
-    plan.num_sampled = sampled;
+    plan.num_sampled = sums & 0xffff;
+    plan.num_with_alternatives = sums >> 16;
     plan.graph = 0;
     if (num_rows) {
       plan.step = ++s.step;

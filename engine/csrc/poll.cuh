@@ -104,6 +104,7 @@ BB_FN void accept(const Team& team, Scheduler& s, int seq) {
     q.min_total = q.num_prompt + int(r.min_tokens < r.max_tokens ? r.min_tokens : r.max_tokens);
     q.priority = r.priority;
     q.flags = r.flags;
+    q.num_entries = 1 + max_of(r.num_logprobs, 0);
     q.finish_reason = FinishReason_NONE;
     q.terminal_written = q.num_preemptions = 0;
     q.script_length = -1;

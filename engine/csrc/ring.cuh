@@ -42,6 +42,10 @@ BB_FN const uint32_t* record_words(const Scheduler& s, int seq) {
   return reinterpret_cast<const uint32_t*>(s.records + s.slot_bytes * seq + sizeof(Record));
 }
 BB_FN const uint32_t* stop_ids_of(const Scheduler& s, int seq) { return record_words(s, seq); }
+// Pairs of a token id and the bits of its bias.
+BB_FN const uint32_t* bias_of(const Scheduler& s, int seq) {
+  return record_words(s, seq) + record_of(s, seq).num_stop_token_ids;
+}
 BB_FN const uint32_t* prompt_of(const Scheduler& s, int seq) {
   const Record& r = record_of(s, seq);
   return record_words(s, seq) + r.num_stop_token_ids + 2 * r.num_logit_bias;
@@ -157,7 +161,8 @@ BB_FN uint32_t judge_record(const Team& team, const Scheduler& s, const Port& po
     return FinishReason_ERROR_RECORD;
   const uint32_t words = r.num_stop_token_ids + 2 * r.num_logit_bias + r.num_prompt_tokens;
   if (r.record_bytes != sizeof(Record) + 4 * words) return FinishReason_ERROR_RECORD;
-  if (!sampling_is_sound(r) || r.max_tokens < 1) return FinishReason_ERROR_PARAMETERS;
+  if (!sampling_is_sound(r) || r.max_tokens < 1 || r.num_logprobs >= s.token_ring_entries)
+    return FinishReason_ERROR_PARAMETERS;
   const uint64_t total = uint64_t(r.num_prompt_tokens) + r.max_tokens;
   if (total > uint64_t(s.max_context) || total > uint64_t(s.num_pages) * s.page_size)
     return FinishReason_ERROR_CONTEXT;

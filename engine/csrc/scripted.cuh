@@ -1,6 +1,7 @@
 // The scripted model: a byte-level vocabulary whose answer is the prompt's own tokens after the last SEP
 // (the whole prompt without BOS if there is none), then EOS, and so on again if EOS is ignored. It
-// makes every stream exactly predictable.
+// makes every stream exactly predictable. It is sure of what it says: biases change nothing, and the only
+// alternative is the token itself.
 #pragma once
 #include "ring.cuh"
 
@@ -30,6 +31,11 @@ BB_FN void scripted_pass(const Team& team, const Scheduler& s, const Plan& plan,
     results[i].token = at < q.script_length ? history[q.script_start + at] : kScriptedEos;
     results[i].logprob = 0.0f;
     history[end] = results[i].token;
+    if (rows[i].flags & kRowAlternatives) {
+      Result* alternatives = s.alternatives + kMaxLogprobs * i;
+      alternatives[0] = results[i];
+      alternatives[1].token = -1;
+    }
   }
   team.sync();
 }

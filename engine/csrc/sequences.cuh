@@ -19,8 +19,10 @@ BB_FN bool may_plan(const Sequence& q) {
 BB_FN bool is_decode(const Sequence& q) { return may_plan(q) && remaining_of(q) == 1; }
 BB_FN bool is_prefill(const Sequence& q) { return may_plan(q) && remaining_of(q) > 1; }
 
-// The token ring of its port is full: nothing that it samples could be published.
-BB_FN bool is_paused(const Scheduler& s, int seq) { return s.ports[port_of(s, seq)].room <= 0; }
+// The token ring of its port is too full for what it samples.
+BB_FN bool is_paused(const Scheduler& s, int seq) {
+  return s.ports[port_of(s, seq)].room < s.sequences[seq].num_entries;
+}
 
 // Is `a` served after `b`?
 BB_FN bool served_after(const Sequence& a, const Sequence& b) {

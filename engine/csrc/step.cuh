@@ -120,6 +120,7 @@ struct Done {
   Plan* plan;
   const Row* rows;
   const Result* results;
+  const Result* alternatives;  // [num_rows][kMaxLogprobs]
 };
 
 // Publish `done` (null plan: nothing), poll, admit, plan. Leaves the next pass in plan and rows;
@@ -128,7 +129,7 @@ struct Done {
 BB_FN void scheduler_turn(const Team& team, Scheduler& s, const Done& done, Plan& plan, Row* rows,
                           bool times_itself) {
   const uint32_t command = read_word(team, &s.command);
-  if (done.plan) publish(team, s, *done.plan, done.rows, done.results);
+  if (done.plan) publish(team, s, *done.plan, done.rows, done.results, done.alternatives);
   poll(team, s, command);
   admit(team, s);
   plan_step(team, s, plan, rows);
@@ -154,7 +155,7 @@ BB_FN void scheduler_step(const Team& team, Scheduler& s, Plan& plan, Row* rows,
     account_time(s, now);
   }
   team.sync();
-  scheduler_turn(team, s, Done{&plan, rows, results}, plan, rows, true);
+  scheduler_turn(team, s, Done{&plan, rows, results, s.alternatives}, plan, rows, true);
 }
 
 }  // namespace blinkbed

@@ -21,7 +21,7 @@ extern "C" __global__ void timed_turns(Scheduler* scheduler, int turns, uint32_t
     uint64_t t[6];
     t[0] = clock_ns();
     const uint32_t command = team.broadcast(load_acquire(&s.command));
-    publish(team, s, *s.plan, s.rows, s.results);
+    publish(team, s, *s.plan, s.rows, s.results, s.alternatives);
     t[1] = clock_ns();
     poll(team, s, command);
     t[2] = clock_ns();

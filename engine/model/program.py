@@ -99,13 +99,17 @@ class Program:
         block_tables: Ints,
         kv_cache: Floats,
         results: npt.NDArray[Any],
+        records: Bytes,
+        alternatives: npt.NDArray[Any],
     ) -> None:
         """Run one step: PLAN[1], ROW[max_running], RESULT[max_running] of engine/state.py.
 
         ``history`` is int32[num_seqs, max_context], ``block_tables`` int32[num_seqs,
         max_pages_per_seq], ``kv_cache`` float32[num_layers, 2, num_pages, page_size,
-        num_kv_heads, head_dim]. Writes the keys and values of all the step's tokens, and for each
-        row with SAMPLE its result and the sampled id into ``history``.
+        num_kv_heads, head_dim], ``records`` u8[num_seqs * slot_bytes], ``alternatives``
+        RESULT[max_running, MAX_LOGPROBS]. Writes the keys and values of all the step's tokens, and
+        for each row with SAMPLE its result, its alternatives where it wants any, and the sampled id
+        into ``history``.
         """
         batch = read_batch(
             plan, rows, history, block_tables, self._page_size, self._spec.vocab_size
@@ -113,7 +117,8 @@ class Program:
         if batch.num_tokens == 0:
             return
         logits = self.logits(batch, block_tables, kv_cache)
-        sample(logits, batch, history, results, self._spec.eos_ids)
+        records = records.reshape(len(history), -1)
+        sample(logits, batch, history, results, alternatives, self._spec.eos_ids, records)
 
     def logits(self, batch: Any, block_tables: Ints, kv_cache: Floats) -> Floats:
         """float32[S, vocab] of the rows that sample; the forward pass alone."""

@@ -187,7 +187,8 @@ def stop(name: str, value: Any, limits: Limits) -> StopSet | None:
 
 
 def logit_bias(name: str, value: Any, limits: Limits) -> tuple[tuple[int, float], ...]:
-    """{"token id": bias}; the ids are strings because JSON has no other keys."""
+    """{"token id": bias}; the ids are strings because JSON has no other keys. Of several ways to
+    write one id ("7", "07") the last one counts."""
     if type(value) is not dict:
         raise invalid(name, f"{name} must be an object, not {describe(value)}.")
     if len(value) > MAX_LOGIT_BIAS:
@@ -253,7 +254,7 @@ COMMON_FIELDS: tuple[Field, ...] = (
     Field("frequency_penalty", 0.0, number(-2, 2)),
     Field("presence_penalty", 0.0, number(-2, 2)),
     Field("repetition_penalty", 1.0, number(0, 10, open_low=True, single=True)),
-    Field("logit_bias", (), after(logit_bias, ())),
+    Field("logit_bias", (), logit_bias),
     Field("stream", False, boolean),
     Field("stream_options", None, stream_options),
     Field("priority", 0, whole(-(1 << 31), (1 << 31) - 1)),

@@ -54,6 +54,7 @@ extern "C" void bb_scheduler_step(Scheduler* s) {
       span(copy.plan, 1),
       span(copy.rows, rows),
       span(copy.results, rows),
+      span(copy.alternatives, rows * kMaxLogprobs),
   };
   size_t total = 256;
   for (const Span& x : spans) total += (x.bytes + 255) / 256 * 256;

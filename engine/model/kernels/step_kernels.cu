@@ -90,8 +90,8 @@ extern "C" __global__ void prepare_step(const Scheduler* s, const uint4* embeddi
 }
 
 // ---- Sampling ----------------------------------------------------------------------------------------
-// The order of engine/model/sampling.py: penalties, temperature, min_p, top_k, top_p, then the inverse
-// CDF in descending order at the row's own uniform number. Nothing is sorted: probabilities are binned
+// The order of engine/model/sampling.py: biases, penalties, suppressed ids, temperature, min_p, top_k,
+// top_p, then the inverse CDF in descending order at the row's own uniform number. Nothing is sorted: probabilities are binned
 // by their logit's distance from the largest (22 bits up to a weight of 2^-32), once by the upper 11
 // bits and then, within the bin that a cut falls into, by the lower 11. Sums are integers, so they do not
 // depend on the order of addition. Tokens in one fine bin, 5e-6 apart, count as equals, lowest id first.
@@ -374,15 +374,85 @@ __device__ Peak merge_parts(const Peak* parts) {
 
 __device__ int clamp_id(int id, int vocab) { return id < 0 ? 0 : id >= vocab ? vocab - 1 : id; }
 
-// Changes the logits of known ids in place; the old value of each goes to `raw`. `seen` is a row of
-// zeros, and is one again afterwards: bit 31 known, below it how often generated.
+// Logits in the order of their values as integers, then the lower id first: no two are equal.
+__device__ uint64_t order_of(float logit, int id) {
+  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 equals 0
+  const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return uint64_t(ascending) << 32 | uint32_t(~id);
+}
+
+// The first in that order, of those behind `last` and of every kThreads-th logit from this thread's on.
+__device__ uint64_t own_best(const float* logits, int vocab, uint64_t last) {
+  uint64_t best = 0;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < vocab; i += kThreads) {
+    const uint64_t order = order_of(logits[i], i);
+    if (order < last && order > best) best = order;
+  }
+  return best;
+}
+
+__device__ uint64_t block_max(Shared& sh, uint64_t value) {
+  for (int d = 16; d; d >>= 1) value = max(value, uint64_t(__shfl_xor_sync(~0u, value, d)));
+  if ((threadIdx.x & 31) == 0) sh.warp_mass[threadIdx.x >> 5] = value;
+  __syncthreads();
+  value = sh.warp_mass[threadIdx.x & 31];
+  for (int d = 16; d; d >>= 1) value = max(value, uint64_t(__shfl_xor_sync(~0u, value, d)));
+  __syncthreads();
+  return value;
+}
+
+// The `count` likeliest tokens, one after the other: who gave the last one looks for its next.
+__device__ void find_likeliest(Shared& sh, const float* logits, int vocab, const Peak& peak, int count,
+                               Result* alternatives) {
+  uint64_t own = own_best(logits, vocab, ~0ull);
+  for (int k = 0; k < count; k++) {
+    const uint64_t best = block_max(sh, own);
+    const int id = best ? int(~uint32_t(best)) : -1;
+    if (threadIdx.x == 0) {
+      alternatives[k].token = id;
+      if (best) alternatives[k].logprob = logits[id] - peak.largest - logf(peak.sum);
+    }
+    if (!best) return;
+    if (own == best && k + 1 < count) own = own_best(logits, vocab, best);
+  }
+}
+
+constexpr float kLargest = 3.402823466e38f;  // infinity would have no distribution
+constexpr uint32_t kKnown = 1u << 31, kBiased = 1u << 30;  // in `seen`; below them how often generated
+
+// Adds the request's biases, the last one of an id that has several. The old values go to `raw`, and
+// `seen` says so.
+__device__ void add_biases(const Scheduler& s, int seq, int num_biases, float* logits, float* raw,
+                           uint32_t* seen) {
+  const uint32_t* pairs = bias_of(s, seq);
+  const int i = int(threadIdx.x);
+  bool counts = i < num_biases;
+  for (int j = i + 1; counts && j < num_biases; j++) counts = pairs[2 * j] != pairs[2 * i];
+  if (counts) {
+    const uint32_t id = pairs[2 * i];
+    raw[id] = logits[id];
+    logits[id] = fminf(logits[id] + __uint_as_float(pairs[2 * i + 1]), kLargest);
+    seen[id] = kBiased;
+  }
+  __syncthreads();
+}
+static_assert(kMaxLogitBias <= kThreads && kMaxStopTokenIds <= kThreads, "a thread for each");
+
+__device__ bool is_biased(const Scheduler& s, int seq, int num_biases, int token) {
+  const int i = int(threadIdx.x);
+  return __syncthreads_or(i < num_biases && int(bias_of(s, seq)[2 * i]) == token);
+}
+
+// Changes the logits of known ids in place; the old value of each goes to `raw`, unless it is there.
+// Known ids are zero in `seen` afterwards.
 __device__ void penalize(const Scheduler& s, const Row& row, float* logits, float* raw,
                          uint32_t* seen) {
   const int32_t* history = s.history + size_t(s.max_context) * row.seq;
   const int end = row.first_position + row.num_tokens;
   for (int i = threadIdx.x; i < end; i += kThreads) {
     const int id = clamp_id(history[i], s.vocab_size);
-    atomicOr(&seen[id], 0x80000000u);
+    atomicOr(&seen[id], kKnown);
     if (i >= row.num_prompt_tokens) atomicAdd(&seen[id], 1u);
   }
   __syncthreads();
@@ -392,24 +462,37 @@ __device__ void penalize(const Scheduler& s, const Row& row, float* logits, floa
     const uint32_t state = atomicExch(&seen[id], 0u);
     if (!state) continue;  // another position of the same id was first
     float value = logits[id];
-    raw[id] = value;
+    if (!(state & kBiased)) raw[id] = value;
     if (repetition > 0.0f && repetition != 1.0f)
       value = value > 0.0f ? value / repetition : value * repetition;
-    const uint32_t count = state & 0x7fffffffu;
+    const uint32_t count = state & (kBiased - 1);
     if (count) value -= row.frequency_penalty * float(count) + row.presence_penalty;
-    logits[id] = value;
+    logits[id] = fminf(value, kLargest);
   }
   __syncthreads();
 }
 
-__device__ float raw_logit(Shared& sh, const Scheduler& s, const Row& row, const float* logits,
-                           const float* raw, int token) {
+__device__ void clear_seen(const Scheduler& s, int seq, int num_biases, uint32_t* seen) {
+  const int i = int(threadIdx.x);
+  if (i < num_biases) seen[bias_of(s, seq)[2 * i]] = 0;
+}
+
+// Neither EOS nor the request's own stop ids.
+__device__ void suppress_stops(const Scheduler& s, const Row& row, float* logits) {
+  const int i = int(threadIdx.x);
+  if (i < s.num_eos) logits[s.eos[i]] = -INFINITY;
+  if (row.num_adjusted && i < int(record_of(s, row.seq).num_stop_token_ids))
+    logits[stop_ids_of(s, row.seq)[i]] = -INFINITY;
+  __syncthreads();
+}
+
+__device__ bool is_known(const Scheduler& s, const Row& row, int token) {
   const int32_t* history = s.history + size_t(s.max_context) * row.seq;
   const int end = row.first_position + row.num_tokens;
-  bool is_known = false;
+  bool found = false;
   for (int i = threadIdx.x; i < end; i += kThreads)
-    is_known |= clamp_id(history[i], s.vocab_size) == token;
-  return __syncthreads_or(is_known) ? raw[token] : logits[token];
+    found |= clamp_id(history[i], s.vocab_size) == token;
+  return __syncthreads_or(found);
 }
 
 }  // namespace
@@ -476,20 +559,30 @@ extern "C" __global__ void __launch_bounds__(1024) sample_step(const Scheduler* 
   float chosen = peak.largest;
   const bool penalized = (row.repetition_penalty > 0.0f && row.repetition_penalty != 1.0f) ||
                          row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f;
-  const bool suppressed = (row.flags & kRowSuppressStop) && s.num_eos;
-  if (peak.is_sound && (penalized || suppressed || row.temperature > 0.0f)) {
-    if (penalized) penalize(s, row, own, own_raw, seen + size_t(r) * s.vocab_size);
-    if (suppressed) {
-      if (int(threadIdx.x) < s.num_eos) own[s.eos[threadIdx.x]] = -INFINITY;
-      __syncthreads();
-    }
-    const Peak best = penalized || suppressed ? find_peak(sh, own, 0, s.vocab_size, kThreads) : peak;
-    token = best.id;
-    if (row.temperature > 0.0f) {
+  if (peak.is_sound && (row.flags & kRowAlternatives)) {
+    find_likeliest(sh, own, s.vocab_size, peak, row.num_logprobs,
+                   s.alternatives + size_t(kMaxLogprobs) * r);
+    __syncthreads();
+  }
+  const bool suppressed = (row.flags & kRowSuppressStop) && (s.num_eos || row.num_adjusted);
+  const int num_biases = row.num_adjusted ? int(record_of(s, row.seq).num_logit_bias) : 0;
+  const bool changed = penalized || suppressed || num_biases;
+  if (peak.is_sound && (changed || row.temperature > 0.0f)) {
+    uint32_t* own_seen = seen + size_t(r) * s.vocab_size;
+    if (num_biases) add_biases(s, row.seq, num_biases, own, own_raw, own_seen);
+    if (penalized) penalize(s, row, own, own_raw, own_seen);
+    if (num_biases) clear_seen(s, row.seq, num_biases, own_seen);
+    if (suppressed) suppress_stops(s, row, own);
+    const Peak best = changed ? find_peak(sh, own, 0, s.vocab_size, kThreads) : peak;
+    token = best.is_sound ? best.id : -1;
+    if (best.is_sound && row.temperature > 0.0f) {
       Sampler sampler{sh, own, s.vocab_size, best.largest, 1.0f / row.temperature, row.min_p};
       token = sampler.draw(row);
     }
-    chosen = penalized ? raw_logit(sh, s, row, own, own_raw, token) : own[token];
+    bool has_raw = false;
+    if (penalized) has_raw = is_known(s, row, token);
+    if (num_biases) has_raw = is_biased(s, row.seq, num_biases, token) || has_raw;
+    if (token >= 0) chosen = has_raw ? own_raw[token] : own[token];
   }
   if (threadIdx.x == 0) {
     s.results[r].token = token;

@@ -161,8 +161,8 @@ class HostDriven : public Simulation {
     StepSet& next = *free_.front();
     load.post_until(now_ns_);
     virtual_now_ns = now_ns_;
-    const Done finished = done ? Done{&done->plan, done->rows.data(), done->results.data()}
-                               : Done{nullptr, nullptr, nullptr};
+    Done finished{};
+    if (done) finished = {&done->plan, done->rows.data(), done->results.data(), s_.alternatives};
     scheduler_turn(Team{}, s_, finished, next.plan, next.rows.data(), false);
     if (done) had_work_ = s_.num_running + s_.num_waiting > 0;
     load.take_tokens(now_ns_);
