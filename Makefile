@@ -14,7 +14,7 @@ KERNELS = $(shell find engine emulation -name '*.cu' -not -path '*/model/kernels
 KERNEL_SHIM := emulation/cupysim/csrc/cuda_shim.h
 CXX_HEADERS = $(shell find engine emulation -name '*.h' -o -name '*.cuh')
 
-.PHONY: setup demo test test-vm e2e check lint types cxx format bench load compare report clean distclean needs
+.PHONY: setup demo test test-vm e2e check lint types cxx format bench load compare report h200 clean distclean needs
 
 setup: $(INSTALLED)
 
@@ -86,6 +86,11 @@ load: setup
 
 compare: setup
 	$(BIN)/blinkbed compare
+
+# On a machine with a CUDA GPU, in about 25 minutes; goes on where it stopped.
+h200: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'
+	$(BIN)/python -m loadtests.bench_h200 --out results/h200 all
 
 report: setup
 	$(BIN)/blinkbed report

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import resource
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from engine.link.verbs_gid import choose_gid, read_gid_table
 from engine.link.verbs_selftest import loopback
 
 LOCK_BYTES = 32 << 20  # a window of many ports
+DMA_BUF_BYTES, DMA_BUF_FD = 2 << 20, 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 UVERBS = Path("/dev/infiniband")
 SHARED_MEMORY = Path("/dev/shm")
 COMMAND_TIMEOUT_S = 20.0
@@ -272,6 +274,34 @@ def gpu() -> str:
     return f"{count.value} x {name.value.decode()}"
 
 
+def dma_buf() -> str:
+    """GPU memory exported as a dma-buf, which an RNIC could register; by exporting some."""
+    name = gpu()
+    driver = ctypes.CDLL("libcuda.so.1")
+    context, memory, fd = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int(-1)
+    retained = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    if retained or driver.cuCtxSetCurrent(context):
+        raise Missing(f"no CUDA context on {name} (error {retained})", "see the driver's messages")
+    try:
+        if error := driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(DMA_BUF_BYTES)):
+            raise Missing(f"no memory on {name} (error {error})", "end what uses the GPU")
+        try:
+            error = driver.cuMemGetHandleForAddressRange(
+                ctypes.byref(fd), memory, ctypes.c_size_t(DMA_BUF_BYTES), DMA_BUF_FD, 0
+            )
+            if error:
+                raise Missing(
+                    f"{name} does not export memory as a dma-buf (CUDA error {error})",
+                    "the open NVIDIA kernel modules and Linux 5.12; none needed for emulated links",
+                )
+            os.close(fd.value)
+        finally:
+            driver.cuMemFree_v2(memory)
+    finally:
+        driver.cuDevicePrimaryCtxRelease(0)
+    return "exported and given back; an RNIC that registers it is not emulated here"
+
+
 HOST_RDMA = (
     Check("rdma_rxe module", rdma_module, (RXE,)),
     Check("rdma tool", rdma_tool, (RXE,)),
@@ -292,6 +322,7 @@ OTHERS = (
     Check("Docker", docker),
     Check("Compose", compose),
     Check("GPU", gpu),
+    Check("GPU memory as dma-buf", dma_buf),
 )
 
 

@@ -22,6 +22,7 @@ DEVICES = ("sim", "cuda")
 LINKS = ("auto", "rxe", "vm", "shm")
 VERBS_LINKS = ("rxe", "vm")
 PATHS = ("persistent", "sync", "async")
+WINDOWS = MAPPED, STAGED = "mapped", "staged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,19 @@ class DeviceConfig(Section):
 class WindowConfig(Section):
     """Where the host puts the window: in memory of its own, or in a file that an RNIC maps."""
 
+    home: str = option(
+        MAPPED,
+        "where the window of a real GPU lies: mapped (host memory that the GPU polls) or staged "
+        "(GPU memory, into which the SmartNIC's process copies)",
+        flag="window",
+        choices=WINDOWS,
+    )
     file: str = option("", "file that the RNIC maps as the window", flag="window-file")
     offset: int = option(0, "first byte of the window in that file", flag="window-offset")
     num_bytes: int = option(0, "bytes of the window there; 0: to its end", flag="window-bytes")
 
     def __post_init__(self) -> None:
+        self._require_choice("home", WINDOWS)
         self._require_range("offset", 0, 1 << 48)
         self._require(self.offset % 4096 == 0, "offset", "must be a multiple of 4096")
         self._require_range("num_bytes", 0, 1 << 48)
@@ -203,12 +212,24 @@ class ServeConfig(Section):
     def __post_init__(self) -> None:
         self._require_choice("link", LINKS)
         self._require_choice("path", PATHS)
+        self._require_staging()
         longest = os.fsencode(self.runtime_path / "handshake.sock")
         self._require(
             len(longest) <= MAX_SOCKET_PATH_BYTES,
             "runtime_dir",
             f"too long for a Unix socket, whose path has {MAX_SOCKET_PATH_BYTES} bytes at most",
         )
+
+    def _require_staging(self) -> None:
+        if self.window.home != STAGED:
+            return
+        for key, value, needed in (
+            ("device", self.device.device, "cuda"),
+            ("path", self.path, "persistent"),
+            ("link", self.link, "shm"),
+        ):
+            if value != needed:
+                raise ConfigError(f"--window staged needs --{key} {needed}, not {value}")
 
     @property
     def is_rdma(self) -> bool:

@@ -63,6 +63,7 @@ class Offer:
     """The host's side of a window: everything that an answer is made of."""
 
     window_fd: int
+    """-1: there is no file, but a handle."""
     window_offset: int
     """Where in that file the window begins, bytes."""
     geometry: Geometry
@@ -72,6 +73,8 @@ class Offer:
     """Where the window lives, in words (for example "simulated device memory")."""
     card: ModelCard
     server_info: dict[str, Any]
+    window_handle: str = ""
+    """Of the GPU memory that holds the window (CUDA IPC), in hex; empty: a file holds it."""
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON data: all but the descriptor."""
@@ -84,6 +87,7 @@ class Offer:
             "epoch": self.epoch,
             "window": self.window,
             "window_offset": self.window_offset,
+            "window_handle": self.window_handle,
             "card": self.card.to_mapping(),
             "server_info": self.server_info,
         }
@@ -98,6 +102,7 @@ class Offer:
             num_ports=fields["num_ports"],
             epoch=fields["epoch"],
             window=fields["window"],
+            window_handle=fields["window_handle"],
             card=ModelCard.from_mapping(fields["card"]),
             server_info=fields["server_info"],
         )
@@ -177,7 +182,8 @@ class HandshakeServer:
             return
         offer = self._offer
         port_offset = offer.window_offset + hello["port"] * offer.geometry.port_bytes
-        _send(peer, {**offer.to_mapping(), "port_offset": port_offset}, [offer.window_fd])
+        fds = [offer.window_fd] if offer.window_fd >= 0 else []
+        _send(peer, {**offer.to_mapping(), "port_offset": port_offset}, fds)
 
     def _refusal(self, hello: dict[str, Any]) -> str | None:
         version, layout, port = (hello.get(key) for key in ("version", "layout_hash", "port"))
@@ -212,22 +218,35 @@ def fetch_offer(path: Path, *, timeout_s: float = 30.0) -> Offer:
     The descriptor in it belongs to the caller. Raises HandshakeRefusedError as `connect` does.
     """
     answer, fds = _ask(path, 0, timeout_s)
-    return Offer.from_mapping(answer, fds[0])
+    return Offer.from_mapping(answer, fds[0] if fds else -1)
 
 
 def connect(path: Path, *, port: int = 0, timeout_s: float = 30.0) -> Session:
-    """Shake hands with the host at `path` and map the port.
+    """Shake hands with the host at `path`, and map the port or open its GPU memory.
 
     Raises HandshakeRefusedError when the host refuses or does not answer within `timeout_s`.
     """
     answer, fds = _ask(path, port, timeout_s)
     try:
-        geometry = Geometry(**answer["geometry"])
-        link = SharedMemoryLink.from_fd(fds[0], answer["port_offset"], geometry, answer["window"])
+        link = _link(answer, fds)
     finally:
         for fd in fds:
             os.close(fd)
     return Session(link, ModelCard.from_mapping(answer["card"]), answer["server_info"])
+
+
+def _link(answer: dict[str, Any], fds: list[int]) -> Link:
+    geometry, offset, window = (
+        Geometry(**answer["geometry"]),
+        answer["port_offset"],
+        answer["window"],
+    )
+    if not answer["window_handle"]:
+        return SharedMemoryLink.from_fd(fds[0], offset, geometry, window)
+    # Only who is offered GPU memory needs CUDA.
+    from engine.link.staged import CudaCopier, StagedLink
+
+    return StagedLink(CudaCopier(bytes.fromhex(answer["window_handle"]), offset), geometry, window)
 
 
 def _ask(path: Path, port: int, timeout_s: float) -> tuple[dict[str, Any], list[int]]:

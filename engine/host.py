@@ -75,7 +75,10 @@ class Host:
         if self._file is not None:
             self._file.withdraw()
         self._window = self._device.make_window(
-            num_bytes, self._file.path if self._file else None, config.window.offset
+            num_bytes,
+            self._file.path if self._file else None,
+            config.window.offset,
+            config.window.home,
         )
         self.model_id = card.model_id
         self.window = f"{self._window.home}, {num_bytes >> 10} KiB"
@@ -83,6 +86,7 @@ class Host:
         self._path.start()
         offer = Offer(
             window_fd=self._window.fd,
+            window_handle=self._window.handle.hex(),
             window_offset=self._window.offset,
             geometry=geometry,
             num_ports=config.ring.num_ports,

@@ -352,7 +352,7 @@ class Launcher:
             child.close()
         if self._handshakes is not None:
             self._handshakes.close()
-        if self._offer is not None:
+        if self._offer is not None and self._offer.window_fd >= 0:
             os.close(self._offer.window_fd)
         signal.set_wakeup_fd(-1)
         self._selector.close()

@@ -1,4 +1,5 @@
-"""``blinkbed serve --device cuda`` over HTTP: streams idle, under interference, host frozen.
+"""``blinkbed serve --device cuda`` over HTTP: every load of the table, idle and under interference,
+and with the host frozen.
 
     python -m loadtests.bench_h200_http --out results --model random:8b [--path persistent]
         [--check tests/reference/smollm2_greedy.json] [-- further flags of serve]
@@ -28,13 +29,55 @@ import numpy as np
 from engine.freeze import Freeze
 from engine.stack import Stack
 from loadtests.bench_h200_model import interference
+from loadtests.compare.figures import device_figures, per_token
+from loadtests.compare.observe import EnergyMeter, scrape, wait_idle
 
 READY_TIMEOUT_S = 400.0
+IDLE_TIMEOUT_S = 10.0
 NIC_CORES, CLIENT_CORES = {0, 1}, {2, 3}
-NUM_STREAMS, NUM_PROMPT, NUM_TOKENS = 32, 100, 512
-POISSON_RATE, POISSON_COUNT, POISSON_PROMPT, POISSON_TOKENS = 8.0, 120, 512, 128
 FREEZE_AFTER_S, FREEZE_S = 1.0, 10.0
 RECEIVE_BYTES = 1 << 20
+SERVE_8B = (
+    *("--max-context", "8448", "--num-pages", "24576", "--token-ring-entries", "65536"),
+    *("--max-step-tokens", "2048", "--ring-slots", "1024", "--max-running", "256"),
+)
+PROMPT_IDS = 2048  # prompts are random ids below this
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests: all at once, or `rate_per_s` at random times."""
+
+    count: int
+    num_prompt: int
+    num_tokens: int
+    rate_per_s: float = 0.0
+
+    def bodies(self) -> list[dict[str, Any]]:
+        """Requests of random ids that run to their full length."""
+        shape = self.count, self.num_prompt
+        prompts = np.random.default_rng(2).integers(0, PROMPT_IDS, shape).tolist()
+        rest = {"max_tokens": self.num_tokens, "temperature": 0, "ignore_eos": True}
+        return [{"prompt": prompt, **rest} for prompt in prompts]
+
+    def delays_s(self) -> list[float]:
+        """When each is sent, from the begin."""
+        if not self.rate_per_s:
+            return [0.0] * self.count
+        gaps = np.random.default_rng(1).exponential(1 / self.rate_per_s, self.count)
+        return [float(one) for one in np.cumsum(gaps)]
+
+
+DECODE = "32 x 512"
+LONG = "32 x 8000"
+LOADS = {
+    DECODE: Load(32, 100, 512),
+    "8 req/s": Load(120, 512, 128, 8.0),
+    "24 req/s": Load(360, 512, 128, 24.0),
+    "256 x 256": Load(256, 100, 256),
+    LONG: Load(32, 100, 8000),
+}
+SMALL_LOADS = {DECODE: LOADS[DECODE]}
 
 
 @dataclass(slots=True)
@@ -73,36 +116,14 @@ async def complete(url: str, body: dict[str, Any]) -> Stream:
     return stream
 
 
-async def together(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
-    """All at once."""
-    return list(await asyncio.gather(*(complete(url, body) for body in bodies)))
-
-
-async def poisson(url: str, vocab_size: int) -> list[Stream]:
-    """Requests at random times, POISSON_RATE a second."""
-    asked = bodies(vocab_size, POISSON_COUNT, POISSON_PROMPT, POISSON_TOKENS)
-    gaps = np.random.default_rng(1).exponential(1 / POISSON_RATE, POISSON_COUNT)
+async def send(url: str, load: Load) -> list[Stream]:
+    """All requests of a load, to their ends."""
 
     async def later(delay_s: float, body: dict[str, Any]) -> Stream:
         await asyncio.sleep(delay_s)
         return await complete(url, body)
 
-    delays = np.cumsum(gaps).tolist()
-    return list(await asyncio.gather(*map(later, delays, asked)))
-
-
-def bodies(
-    vocab_size: int,
-    count: int = NUM_STREAMS,
-    num_prompt: int = NUM_PROMPT,
-    num_tokens: int = NUM_TOKENS,
-) -> list[dict[str, Any]]:
-    """Requests of random ids that run to their full length."""
-    prompts = np.random.default_rng(2).integers(0, vocab_size, (count, num_prompt)).tolist()
-    return [
-        {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
-        for prompt in prompts
-    ]
+    return list(await asyncio.gather(*map(later, load.delays_s(), load.bodies())))
 
 
 def figures(streams: list[Stream]) -> dict[str, Any]:
@@ -128,15 +149,33 @@ def figures(streams: list[Stream]) -> dict[str, Any]:
     }
 
 
-async def frozen(url: str, asked: list[dict[str, Any]], pids: list[int]) -> dict[str, Any]:
+def measured(url: str, load: Load, meter: EnergyMeter) -> dict[str, Any]:
+    """What clients, the device's own clock and NVML say of a load."""
+    before, before_joules = scrape(url), meter.joules()
+    began_s = time.monotonic()
+    streams = asyncio.run(send(url, load))
+    wait_idle(url, IDLE_TIMEOUT_S)
+    joules, span_s = meter.joules(), time.monotonic() - began_s
+    device = device_figures(before, scrape(url), span_s)
+    spent = None if joules is None or before_joules is None else joules - before_joules
+    energy = per_token(spent, device["device_tokens"])
+    return {
+        **figures(streams),
+        **{name: device[name] for name in ("num_steps", "mean_step_ms", "mean_gap_ms")},
+        "gap_share": device["gap_share"],
+        "joules_per_token": None if energy is None else round(energy, 5),
+    }
+
+
+async def frozen(url: str, load: Load, pids: list[int]) -> dict[str, Any]:
     """The host frozen from FREEZE_AFTER_S on for FREEZE_S; requests are made inside as well."""
-    running = [asyncio.create_task(together(url, asked))]
+    running = asyncio.create_task(send(url, load))
     await asyncio.sleep(FREEZE_AFTER_S)
     with Freeze(pids) as freeze:
         end = time.monotonic() + FREEZE_S
-        streams = await running[0]
+        streams = await running
         while time.monotonic() < end:
-            again = await together(url, asked)
+            again = await send(url, load)
         held = freeze.holds()
     return {
         "held_in_state_t": held,
@@ -147,9 +186,9 @@ async def frozen(url: str, asked: list[dict[str, Any]], pids: list[int]) -> dict
     }
 
 
-async def stalled(url: str, asked: list[dict[str, Any]], pids: list[int]) -> dict[str, Any]:
+async def stalled(url: str, load: Load, pids: list[int]) -> dict[str, Any]:
     """As frozen, where the host drives the steps: nothing comes until it goes on."""
-    running = asyncio.create_task(together(url, asked))
+    running = asyncio.create_task(send(url, load))
     await asyncio.sleep(FREEZE_AFTER_S)
     with Freeze(pids) as freeze:
         await asyncio.sleep(FREEZE_S)
@@ -187,20 +226,28 @@ def pin(stack_pids: dict[str, int]) -> dict[str, str]:
     return {**{role: str(sorted(cores)) for role, cores in sets.items()}, "client": "2, 3"}
 
 
-def measure(url: str, pids: dict[str, int], vocab_size: int, path: str) -> dict[str, Any]:
-    """All figures of one server."""
-    asked = bodies(vocab_size)
-    result: dict[str, Any] = {"cores": pin(pids)}
-    asyncio.run(together(url, asked))  # warm
-    result["idle"] = figures(asyncio.run(together(url, asked)))
-    result["idle_again"] = figures(asyncio.run(together(url, asked)))
-    result["poisson"] = figures(asyncio.run(poisson(url, vocab_size)))
-    with interference() as burners:
+def measure(url: str, pids: dict[str, int], loads: dict[str, Load], path: str) -> dict[str, Any]:
+    """All figures of one server, by load."""
+    meter = EnergyMeter("cuda")
+    result: dict[str, Any] = {"cores": pin(pids), "energy_source": meter.reason}
+    asyncio.run(send(url, LOADS[DECODE]))  # warm
+
+    def note(name: str, condition: str) -> None:
+        result.setdefault(name, {})[condition] = found = measured(url, loads[name], meter)
+        print(name, condition, json.dumps(found), file=sys.stderr, flush=True)
+
+    for name in loads:
+        note(name, "idle")
+    note(DECODE, "idle again")
+    host_cores = os.sched_getaffinity(pids["host"])
+    with interference(host_cores) as burners:
         result["burners"] = burners
-        result["interference"] = figures(asyncio.run(together(url, asked)))
-        result["poisson_interference"] = figures(asyncio.run(poisson(url, vocab_size)))
+        for name in loads:
+            if name != LONG or path == "persistent":  # minutes otherwise
+                note(name, "interference")
     freeze = frozen if path == "persistent" else stalled
-    result["host_frozen"] = asyncio.run(freeze(url, asked, [pids["host"], pids["launcher"]]))
+    host = [pids["host"], pids["launcher"]]
+    result["host_frozen"] = asyncio.run(freeze(url, loads[DECODE], host))
     return result
 
 
@@ -210,6 +257,54 @@ def hardware() -> str:
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def run(
+    model: str, path: str, flags: Sequence[str] = SERVE_8B, reference: Path | None = None
+) -> dict[str, Any]:
+    """Serve and measure; the greedy ids are compared with `reference` where it is given."""
+    words = ["--device", "cuda", "--model", model, "--path", path, "--port", "0"]
+    # So that streams outlive the freeze where the host's loop beats the heart.
+    words += ["--heartbeat-timeout-s", "30", *flags]
+    started = time.monotonic()
+    with Stack(words, on_message=lambda line: print(line, file=sys.stderr, flush=True)) as stack:
+        ready = stack.wait_ready(READY_TIMEOUT_S)
+        pids = {
+            "host": ready.host_pid, "smartnic": ready.smartnic_pid, "launcher": ready.launcher_pid
+        }  # fmt: skip
+        result: dict[str, Any] = {
+            "model": model,
+            "path": path,
+            "serve": list(flags),
+            "hardware": hardware(),
+            "date": time.strftime("%Y-%m-%d"),
+            "window": ready.window,
+            "emulated": "RDMA (shared memory), the SmartNIC's cores (two of this machine)",
+            "start_s": round(time.monotonic() - started, 1),
+        }
+        if reference:
+            result["reference"] = check(ready.url, reference)
+        loads = LOADS if model == "random:8b" else SMALL_LOADS
+        result |= measure(ready.url, pids, loads, path)
+        result["exit_status"] = stack.stop()
+    return result
+
+
+def persistent_part() -> dict[str, Any]:
+    return run("random:8b", "persistent")
+
+
+def async_part() -> dict[str, Any]:
+    return run("random:8b", "async")
+
+
+def sync_part() -> dict[str, Any]:
+    return run("random:8b", "sync")
+
+
+def smollm2_part() -> dict[str, Any]:
+    reference = Path("tests/reference/smollm2_greedy.json")
+    return run("smollm2", "persistent", ("--max-running", "32"), reference)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.bench_h200_http", description=__doc__
@@ -217,36 +312,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="random:8b")
     parser.add_argument("--path", default="persistent")
-    parser.add_argument("--vocab-size", type=int, default=2048, help="of the prompts' random ids")
     parser.add_argument("--check", type=Path, help="greedy reference to compare with")
-    parser.add_argument("serve", nargs="*", help="further flags of blinkbed serve, after --")
+    parser.add_argument("serve", nargs="*", default=SERVE_8B, help="flags of serve, after --")
     arguments = parser.parse_args(words)
-    flags = ["--device", "cuda", "--model", arguments.model, "--path", arguments.path]
-    # So that streams outlive the freeze where the host's loop beats the heart.
-    flags += ["--heartbeat-timeout-s", "30"]
-    flags += ["--port", "0", "--max-running", str(NUM_STREAMS), *arguments.serve]
-    started = time.monotonic()
-    with Stack(flags, on_message=lambda line: print(line, file=sys.stderr, flush=True)) as stack:
-        ready = stack.wait_ready(READY_TIMEOUT_S)
-        pids = {
-            "host": ready.host_pid, "smartnic": ready.smartnic_pid, "launcher": ready.launcher_pid
-        }  # fmt: skip
-        result: dict[str, Any] = {
-            "model": arguments.model,
-            "path": arguments.path,
-            "hardware": hardware(),
-            "date": time.strftime("%Y-%m-%d"),
-            "window": ready.window,
-            "emulated": "RDMA (shared memory), the SmartNIC's cores (two of this machine)",
-            "streams": f"{NUM_STREAMS} of {NUM_PROMPT} ids in, {NUM_TOKENS} out",
-            "poisson_load": f"{POISSON_COUNT} at {POISSON_RATE:g}/s, {POISSON_PROMPT} ids in, "
-            f"{POISSON_TOKENS} out",
-            "start_s": round(time.monotonic() - started, 1),
-        }
-        if arguments.check:
-            result["reference"] = check(ready.url, arguments.check)
-        result |= measure(ready.url, pids, arguments.vocab_size, arguments.path)
-        result["exit_status"] = stack.stop()
+    result = run(arguments.model, arguments.path, arguments.serve, arguments.check)
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"http-{arguments.model.replace(':', '-')}-{arguments.path}.json"
     (arguments.out / name).write_text(json.dumps(result, indent=2) + "\n")

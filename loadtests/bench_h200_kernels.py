@@ -315,9 +315,8 @@ def gemm_part() -> dict[str, Any]:
             rows: list[dict[str, Any]] = []
             best = results.get(f"{name}, pdl=False")
             tiles = candidates(name)
-            if pdl and best:  # the best few, with and without early weights
-                few = [Tile(**r["tile"]) for r in best["rows"][:3]]
-                tiles = [dataclasses.replace(t, prefetch=p) for t in few for p in (0, 256)]
+            if pdl and best:  # the best few
+                tiles = [Tile(**r["tile"]) for r in best["rows"][:3]]
             for tile in tiles:
                 try:
                     us = graph_time_us(functools.partial(products, f, name, tile, calls)) / calls
@@ -342,12 +341,6 @@ def gemm_part() -> dict[str, Any]:
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "no PDL": {"pdl": False},
-    "early weights": {
-        "qkv": Tile(64, 128, stages=5, prefetch=256, swap=True),
-        "o": Tile(64, 128, 2, stages=5, prefetch=512, swap=True),
-        "gate_up": Tile(64, 128, prefetch=256, swap=True),
-        "down": Tile(64, 128, 2, stages=5, prefetch=256, swap=True),
-    },
     "gate 128": {"gate_up": Tile(128, 128, warps=8, swap=True)},
     "gate 128, 4 warps": {"gate_up": Tile(128, 128, swap=True)},
     "library": {"widest_skinny": 0},
@@ -376,7 +369,9 @@ def profile_part() -> dict[str, Any]:
             print(f"{name}, {rows} rows at {context}: {us:.1f} us", flush=True)
         if name == "default":
             for bucket in (32, 256):
-                table[f"kernels_us, {bucket}"] = kernel_times(model, min(bucket, 64), bucket)
+                table[f"kernels_us, {bucket}"] = kernel_times(
+                    model, [(s, 360, 1) for s in range(min(bucket, 64))], bucket
+                )
         del model
         torch.cuda.empty_cache()
     return table
@@ -391,10 +386,10 @@ def compile_variant(name: str) -> None:
     torch.cuda.synchronize()
 
 
-def kernel_times(model: CudaModel, rows: int, bucket: int) -> dict[str, Any]:
+def kernel_times(model: CudaModel, work: list[tuple[int, int, int]], bucket: int) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
-    model.plan([(s, 360, 1) for s in range(rows)])
+    model.plan(work)
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
         for _ in range(3):
             model.pass_.launch(bucket)
@@ -402,7 +397,7 @@ def kernel_times(model: CudaModel, rows: int, bucket: int) -> dict[str, Any]:
     times = {}
     events = [e for e in prof.key_averages() if e.device_time_total > 0]
     for event in sorted(events, key=lambda e: -e.device_time_total)[:12]:
-        times[event.key[:60]] = {
+        times[event.key[:100]] = {
             "calls": event.count // 3, "us_each": round(event.device_time_total / event.count, 2)
         }  # fmt: skip
     print("  ", {k[-30:]: (v["calls"], v["us_each"]) for k, v in times.items()}, flush=True)

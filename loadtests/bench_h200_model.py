@@ -83,9 +83,9 @@ def engine() -> Engine:
 
 
 @contextmanager
-def interference() -> Iterator[int]:
-    """Memory-burning processes on all of the host's cores."""
-    cores = host_cores()
+def interference(cores: set[int] | None = None) -> Iterator[int]:
+    """Memory-burning processes on the cores given, or on all of the host's."""
+    cores = cores or host_cores()
     code = f"import os\nos.sched_setaffinity(0, {cores})\n{BURNER}"
     burners = [
         subprocess.Popen([sys.executable, "-c", code]) for _ in range(BURNERS_PER_CORE * len(cores))

@@ -1,9 +1,9 @@
 """transformers' continuous batching on the same GPU: the same shape, streams and lengths.
 
-    python -m loadtests.bench_h200_transformers --out results
+    python -m loadtests.bench_h200_transformers --out results [--interference]
 
 Random weights of random:8b's shape in bf16, 32 prompts of 100 ids, 512 tokens each, greedy; taking
-turns (`use_async_batching` off) and with double buffering (on), idle and under interference. Times
+turns (`use_async_batching` off) and with double buffering (on). Times
 are transformers' own stamps of each token. Prints one JSON object, also written to
 OUT/transformers.json.
 """
@@ -75,33 +75,40 @@ def measure(model: Any, prompts: list[list[int]], is_async: bool) -> dict[str, A
     }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.bench_h200_transformers", description=__doc__
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(words)
+def transformers_part(
+    out: Path | None = None, *, with_interference: bool = False
+) -> dict[str, Any]:
+    """Both modes, idle, then under interference if wanted; `out` gets what there is after each."""
     model = make_model()
     rng = np.random.default_rng(2)
     prompts = rng.integers(0, 2048, (NUM_STREAMS, NUM_PROMPT)).tolist()
     result: dict[str, Any] = {
         "transformers": transformers.__version__,
         "torch": torch.__version__,
-        "hardware": torch.cuda.get_device_name(0),
+        "gpu": torch.cuda.get_device_name(0),
         "attention": model.config._attn_implementation,
-        "date": time.strftime("%Y-%m-%d"),
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for burning in (False, True):
+    for burning in (False, True) if with_interference else (False,):
         with interference() if burning else nullcontext():
             for is_async in (False, True):
                 name = f"{'async' if is_async else 'sync'}, {'interference' if burning else 'idle'}"
                 result[name] = measure(model, prompts, is_async)
                 print(name, json.dumps(result[name]), file=sys.stderr, flush=True)
-                (arguments.out / "transformers.json").write_text(
-                    json.dumps(result, indent=2) + "\n"
-                )
-    print(json.dumps(result))
+                if out:
+                    out.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.bench_h200_transformers", description=__doc__
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--interference", action="store_true", help="that too: many minutes")
+    arguments = parser.parse_args(words)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / "transformers.json"
+    print(json.dumps(transformers_part(file, with_interference=arguments.interference)))
     return 0
 
 

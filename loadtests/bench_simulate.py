@@ -3,8 +3,8 @@
     python -m loadtests.bench_simulate [agreement]
 
 Speed: requests of a ShareGPT-like load on one core, the making of the load included; a million of
-them, and the memory that this takes. Agreement, with the word (2 minutes): the 8B profile, 16
-requests/s, on each path, beside the simulation with the shipped costs.
+them, and the memory that this takes. Agreement, with the word (5 minutes): the 8B profile, 32
+requests/s, on each path, beside the simulation with costs measured right before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from engine.simulate.costs import Costs
 from engine.simulate.simulation import Setup, simulate
 from engine.workload import poisson_requests
 from loadtests.agreement import compare
+from loadtests.measure_costs import PERCENT, costs_of
 
 PROFILE, COSTS = "8b-h200", "sim"
 RATE_PER_S = 24.0
 NUM_REQUESTS, MANY_REQUESTS = 100_000, 1_000_000
-AGREEMENT_RATE_PER_S, AGREEMENT_REQUESTS = 16.0, 500
+AGREEMENT_RATE_PER_S, AGREEMENT_REQUESTS = 32.0, 3000
 Numbers = dict[str, float | int]
 
 
@@ -70,7 +71,7 @@ def measure_speed() -> Numbers:
 
 
 def measure_agreement() -> Numbers:
-    """Simulated over real, less 1, in percent."""
+    """Simulated over real, less 1, and how far chance carries the figure, in percent."""
     numbers: Numbers = {}
     for path in PATHS:
         setup = setup_of(path)
@@ -83,10 +84,13 @@ def measure_agreement() -> Numbers:
         requests = poisson_requests(
             AGREEMENT_RATE_PER_S, AGREEMENT_REQUESTS, 1, max_context=setup.scheduler.max_context
         )
-        found = compare(config, next(requests), setup.costs)
+        costs = Costs("here", "", "", "", PERCENT, {path: costs_of(path)})
+        found = compare(config, next(requests), costs.samples(path))
         numbers[f"{path}_late_percent"] = round(100 * found.real.late_share, 3)
+        spreads = found.spreads
         for name, difference in found.differences.items():
             numbers[f"{path}_{name}_percent"] = round(100 * difference, 2)
+            numbers[f"{path}_{name}_chance_percent"] = round(100 * spreads[name], 2)
     return numbers
 
 

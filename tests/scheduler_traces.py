@@ -57,7 +57,8 @@ def write_bad_index(driver: Driver, port: int, distance: int) -> None:
     """An index ahead of the log, or behind, seen in one step between the client's own."""
     driver.step()
     ports = driver.memory.arrays["ports"][port]
-    ahead = int(ports["token_tail"]) + driver.memory.geometry.num_slots + distance
+    # In a step the log grows by no more than the ring holds.
+    ahead = int(ports["token_tail"]) + driver.memory.geometry.token_ring_entries + distance
     behind = int(ports["consumer_index"]) + distance
     index = ahead if distance > 0 else max(behind, 0)
     driver.links[port].write([(control_offset("consumer_index"), index.to_bytes(8, "little"))])

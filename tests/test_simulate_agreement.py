@@ -1,53 +1,57 @@
-"""The simulation against the paced device in real time."""
+"""The simulation against the paced device in real time, at the pace of an 8B model on an H200."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from types import SimpleNamespace
 
-from engine.config import ModelConfig, RingConfig, SchedulerConfig, ServeConfig
-from engine.model.pace import PROFILES, TERMS
+import pytest
+
+from engine.config import PATHS, ModelConfig, RingConfig, SchedulerConfig, ServeConfig
 from engine.simulate.costs import Costs
-from engine.workload import LengthTable, poisson_requests
+from engine.workload import poisson_requests
 from loadtests.agreement import Agreement, compare
 from loadtests.measure_costs import PERCENT, costs_of
 
-FASTER = 8  # than the profile: as many steps in a test as an 8B model takes in a minute
-RATE_PER_S, NUM_REQUESTS = 500.0, 3000
-SHORT = LengthTable("short", (0, 50, 90, 100), (4, 40, 150, 300), (4, 25, 60, 120))
-TOLERANCE = 0.03
-ATTEMPTS = 4  # other programs disturb the run in real time, never the simulated one
+PROFILE = "8b-h200"
+RATE_PER_S, NUM_REQUESTS = 32.0, 300
+MAX_CONTEXT = 6144
 
 
-def fast_profile(folder: Path) -> Path:
-    fields = json.loads((PROFILES / "8b-h200.json").read_text())
-    for term in TERMS:
-        fields[term] /= FASTER
-    fields["base_ns"] = [ns / FASTER for ns in fields["base_ns"]]
-    fields["measured"] = False
-    path = folder / "fast.json"
-    path.write_text(json.dumps(fields))
-    return path
-
-
-def attempt(config: ServeConfig) -> Agreement:
-    found = costs_of("persistent", num_steps=1000, length_ns=600_000)
-    costs = Costs("here", "", "", "", PERCENT, {"persistent": found})
-    requests = poisson_requests(RATE_PER_S, NUM_REQUESTS, 1, max_context=2048, table=SHORT)
-    return compare(config, next(requests), costs.samples("persistent"))
-
-
-def test_simulated_and_paced_runs_agree(tmp_path: Path) -> None:
+def run(path: str, seed: int) -> Agreement:
+    """The path's costs, measured here and now, and a run beside its simulation."""
+    costs = Costs("here", "", "", "", PERCENT, {path: costs_of(path, num_steps=500)})
     config = ServeConfig(
-        model=ModelConfig(f"paced:{fast_profile(tmp_path)}"),
+        model=ModelConfig(f"paced:{PROFILE}"),
         ring=RingConfig(num_slots=256, token_ring_entries=65536),
-        scheduler=SchedulerConfig(num_pages=8192, max_running=64, max_step_tokens=2048),
+        scheduler=SchedulerConfig(
+            num_pages=16384, max_running=64, max_step_tokens=2048, max_context=MAX_CONTEXT
+        ),
+        path=path,
     )
+    requests = next(poisson_requests(RATE_PER_S, NUM_REQUESTS, seed, max_context=MAX_CONTEXT))
+    return compare(config, requests, costs.samples(path))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_simulated_and_paced_runs_agree(path: str) -> None:
+    """Two runs of three: other programs disturb the run in real time, never the simulated one."""
     tried = []
-    for _ in range(ATTEMPTS):
-        agreement = attempt(config)
-        assert agreement.simulated.num_requests == NUM_REQUESTS
-        if all(abs(one) <= TOLERANCE for one in agreement.differences.values()):
-            return
-        tried.append((agreement.real.late_share, agreement.figures))
-    raise AssertionError(f"late share, and figures real and simulated: {tried}")
+    for seed in (1, 2, 3):
+        found = run(path, seed)
+        assert {one.num_requests for one in found.simulated} == {NUM_REQUESTS}
+        tried.append(found)
+        agreed = sum(not one.outside for one in tried)
+        if agreed == 2 or len(tried) - agreed == 2:
+            break
+    assert agreed == 2, [(one.outside, one.measured, one.differences) for one in tried]
+
+
+def test_a_figure_outside_of_the_draws_is_named() -> None:
+    names = ("tokens_per_s", "ttft_ms_p50", "tpot_ms_p99")
+    drawn = {name: [99.0, 100.0, 101.0] for name in names}
+    measured = dict(zip(names, (95.9, 104.1, 103.9), strict=True))
+    real = SimpleNamespace()
+    found = Agreement(real, [], measured, drawn)  # type: ignore[arg-type]
+    assert found.outside == ["tokens_per_s", "ttft_ms_p50"]
+    assert found.differences["tokens_per_s"] == pytest.approx(100 / 95.9 - 1)
+    assert found.spreads["tpot_ms_p99"] == pytest.approx(0.01)

@@ -27,6 +27,8 @@ class Window(Protocol):
     offset: int
     home: str
     """Where it lies, in words."""
+    handle: bytes
+    """What opens it in another process where there is no file (`fd` is -1): CUDA's; else empty."""
 
     def close(self) -> None:
         """Give up the descriptor; idempotent."""
@@ -40,8 +42,11 @@ class Device(Protocol):
     lost_errors: tuple[type[Exception], ...]
     """What calls raise once the device is gone."""
 
-    def make_window(self, nbytes: int, path: Path | None, offset: int) -> Window:
-        """Zeroed memory that another process can map: new, or at `offset` in the file `path`."""
+    def make_window(self, nbytes: int, path: Path | None, offset: int, home: str) -> Window:
+        """Zeroed memory that another process can reach: new, or at `offset` in the file `path`.
+
+        home: one of config.WINDOWS.
+        """
 
     def persistent_path(
         self, config: ServeConfig, source: ModelSource, memory: SchedulerMemory

@@ -17,22 +17,20 @@ import cupy
 import numpy as np
 from cuda.bindings import runtime as cudart
 
+from engine.device.cuda_call import CudaError, checked
 from engine.device.nvcc import build_cubin
 
+__all__ = [
+    "CSRC",
+    "CudaError",
+    "CudaLibrary",
+    "DeviceWindow",
+    "HostWindow",
+    "checked",
+    "load_module",
+]
+
 CSRC = Path(__file__).parents[1] / "csrc"
-
-
-class CudaError(RuntimeError):
-    """A CUDA call failed; the message names the call and CUDA's reason."""
-
-
-def checked(call: str, *arguments: Any) -> Any:
-    """Call a function of the CUDA runtime; its result, or CudaError with the call's name."""
-    error, *results = getattr(cudart, call)(*arguments)
-    if error != cudart.cudaError_t.cudaSuccess:
-        _, text = cudart.cudaGetErrorString(error)
-        raise CudaError(f"{call} failed: {text.decode() if text else error}")
-    return results[0] if len(results) == 1 else tuple(results) if results else None
 
 
 @functools.cache
@@ -86,6 +84,7 @@ class HostWindow:
     """
 
     home = "host memory, pinned and mapped into the GPU"
+    handle = b""
 
     def __init__(self, nbytes: int, path: Path | None = None, offset: int = 0) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -122,3 +121,26 @@ class HostWindow:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class DeviceWindow:
+    """The window in the GPU's own memory: another process on this machine opens `handle`.
+
+    There is no file: `fd` is -1. `close` is idempotent, and the GPU's loop must have ended.
+    """
+
+    home = "GPU memory, staged: the SmartNIC's process copies"
+    fd, offset = -1, 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._address = int(checked("cudaMalloc", nbytes))
+        checked("cudaMemset", self._address, 0, nbytes)
+        memory = cupy.cuda.UnownedMemory(self._address, nbytes, self)
+        self.array = cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+        self.handle = bytes(checked("cudaIpcGetMemHandle", self._address).reserved)
+
+    def close(self) -> None:
+        if self._address:
+            checked("cudaFree", self._address)
+            self._address = 0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine import progress
-from engine.config import ServeConfig
+from engine.config import STAGED, ServeConfig
 from engine.control.host_driven import DEPTHS, HostDrivenLoop
 from engine.device import Window
 from engine.errors import UserError
@@ -24,7 +24,14 @@ try:
     import cupy
     import torch
 
-    from engine.device.cuda import CSRC, CudaError, CudaLibrary, HostWindow, load_module
+    from engine.device.cuda import (
+        CSRC,
+        CudaError,
+        CudaLibrary,
+        DeviceWindow,
+        HostWindow,
+        load_module,
+    )
     from engine.device.pass_graphs import PassGraphs, pinned_zeros
     from engine.device.step_graphs import StepGraphs, token_buckets
     from engine.model.cuda_pass import CudaPass
@@ -50,8 +57,10 @@ class CudaDevice:
             cupy.cuda.runtime.CUDARuntimeError,
         )
 
-    def make_window(self, nbytes: int, path: Path | None, offset: int) -> HostWindow:
-        """Host memory that the GPU polls; with `path`, that file's."""
+    def make_window(self, nbytes: int, path: Path | None, offset: int, home: str) -> Window:
+        """Host memory that the GPU polls, with `path` that file's; or the GPU's own memory."""
+        if home == STAGED:
+            return DeviceWindow(nbytes)
         return HostWindow(nbytes, path, offset)
 
     def persistent_path(

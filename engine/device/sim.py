@@ -30,7 +30,7 @@ class SimDevice:
         self.xp: Any = library
         self.lost_errors: tuple[type[Exception], ...] = (library.cuda.runtime.CUDARuntimeError,)
 
-    def make_window(self, nbytes: int, path: Path | None, offset: int) -> Window:
+    def make_window(self, nbytes: int, path: Path | None, offset: int, home: str) -> Window:
         """Device memory that is exported; with `path`, that file mapped into the device."""
         window: Window = self.xp.cuda.export.SharedWindow(nbytes, path=path, offset=offset)
         if path is not None:

@@ -24,24 +24,21 @@ import numpy as np
 
 from engine import protocol
 from engine.link import LinkError, LinkInfo
+from engine.link.token_reader import LANDING_BYTES, TokenReader
 from engine.link.verbs_config import HANDSHAKE_PORT, VerbsConfig
 from engine.link.verbs_device import VerbsDevice
 from engine.link.verbs_errors import VerbsSetupError, enums, pyverbs
 from engine.link.verbs_exchange import MAX_ANSWER_BYTES, receive_message, send_message
 from engine.link.verbs_gid import gid_address
 from engine.link.verbs_qp import QueuePair, QueuePairFacts
-from engine.protocol import TOKEN_ENTRY, Geometry
-from engine.ring_library import ring_library
+from engine.protocol import Geometry
 
 MAX_CHAIN = 8  # work requests in one list
 MIN_STAGING_BYTES = 1 << 20  # of WRITEs in flight
 READ_BYTES = 1 << 16  # one READ; longer ones are done in parts
-MIN_BATCH, MAX_BATCH = 32, 1024  # entries of the token ring in one READ
 CELL_BYTES = 256  # of an inline WRITE's data
-ENTRY_BYTES = TOKEN_ENTRY.dtype.itemsize
 SPIN_S = 1e-3  # how long a caller in a hurry looks at the completion queue without pause
 NAP_S = 50e-6  # between two looks after that
-MIN_PAUSE_S, MAX_PAUSE_S = 100e-6, 2e-3  # between two READs of the token ring that found nothing
 LOSS_MARGIN_S = 5.0  # beyond the device's own retries
 RETRY_S, MAX_RETRY_S = 0.1, 1.0  # between two handshakes, doubling
 CONNECT_S = 2.0  # for one TCP connection: after a loss the kernel's own retries come too late
@@ -76,8 +73,8 @@ class VerbsLink:
     ) -> None:
         self.info = info
         self.geometry = geometry
-        # Kept: the geometry computes them anew each time.
-        self._port_bytes, self._tokens_offset = geometry.port_bytes, geometry.tokens_offset
+        # Kept: the geometry computes it anew each time.
+        self._port_bytes = geometry.port_bytes
         self._device, self._queue_pair, self._peer, self._sock = device, queue_pair, peer, sock
         self._inline_bytes = min(config.inline_bytes, CELL_BYTES)
         self._depth = config.queue_depth
@@ -89,13 +86,12 @@ class VerbsLink:
         self._prepare_requests()
         self._lock = threading.Lock()  # the queue pair, the counters, the staging memory
         self._read_lock = threading.Lock()  # the landing place of `read`
-        self._token_lock = threading.Lock()  # the landing place of `read_tokens`
         self._posted = 0  # number of the last signalled list
         self._completed = 0
         self._in_flight: deque[tuple[int, int, int]] = deque()  # number, requests, staging end
         self._requests_in_flight = 0
         self._staging_head = self._staging_tail = 0  # bytes ever taken, bytes ever given back
-        self._batch_entries = MIN_BATCH
+        self._reader = TokenReader(geometry, self._base + self._token_landing, self._fetch_tokens)
         self._failure = ""
         self._is_open = True
 
@@ -105,7 +101,7 @@ class VerbsLink:
         self._cells = self._staging_bytes
         self._landing = self._cells + MAX_CHAIN * CELL_BYTES
         self._token_landing = self._landing + READ_BYTES
-        size = self._token_landing + MAX_BATCH * ENTRY_BYTES
+        size = self._token_landing + LANDING_BYTES
         self._region = self._device.register(size, enums().IBV_ACCESS_LOCAL_WRITE)
         self._base: int = self._region.buf
         buffer = (ctypes.c_uint8 * size).from_address(self._base)
@@ -282,31 +278,11 @@ class VerbsLink:
         return b"".join(parts)
 
     def read_tokens(self, head: int, timeout_s: float) -> np.ndarray:
-        deadline = time.monotonic() + timeout_s
-        pause_s = MIN_PAUSE_S
-        with self._token_lock:
-            while True:
-                entries = self._read_batch(head)
-                left_s = deadline - time.monotonic()
-                if len(entries) or left_s <= 0:
-                    return entries
-                time.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return self._reader.read(head, timeout_s)
 
-    def _read_batch(self, head: int) -> np.ndarray:
-        """One READ of entries from `head` on, up to the ring's end; the whole ones of them."""
-        num_entries = self.geometry.token_ring_entries
-        place = head & (num_entries - 1)
-        wanted = min(self._batch_entries, num_entries - place)
-        offset = self._tokens_offset + place * ENTRY_BYTES
-        number = self._post_read(self._token_landing, offset, wanted * ENTRY_BYTES)
+    def _fetch_tokens(self, offset: int, num_bytes: int) -> None:
+        number = self._post_read(self._token_landing, offset, num_bytes)
         self._wait(number, "READ", spin_s=0)  # no hurry: others have the processor meanwhile
-        batch = np.empty(wanted, TOKEN_ENTRY.dtype)
-        # The copy holds the ring's places from `place` on: its place 0 would lie before it.
-        ring = self._base + self._token_landing - place * ENTRY_BYTES
-        count = ring_library().bb_take_entries(ring, num_entries, head, batch.ctypes.data, wanted)
-        self._batch_entries = min(max(2 * count, MIN_BATCH), MAX_BATCH)
-        return batch[:count]
 
     @property
     def state(self) -> str:
@@ -319,7 +295,7 @@ class VerbsLink:
             if not self._is_open:
                 return
             self._is_open = False
-        with self._read_lock, self._token_lock, self._lock:  # readers have left by now
+        with self._read_lock, self._reader.lock, self._lock:  # readers have left by now
             self._queue_pair.close()
             self._memory.release()
             self._region.close()

@@ -26,6 +26,7 @@ from engine.model.spec import ModelSpec
 LOG2_E = 1.4426950408889634
 ROPE_HEADS = 8  # heads of a program of rope_append
 RESIDUAL, QKV, SILU, LOGITS = range(4)  # kernels/gemm.py
+BOTH, DECODE, PREFILL = range(3)  # kernels/attention.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,6 @@ class Tile:
     stages: int = 4
     warps: int = 4
     swap: bool = False
-    prefetch: int = 0  # numbers per row asked for before the kernel in front has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,13 @@ class Tuning:
     attention_splits: int = 16  # parts of a sequence's context at most
     attention_programs: int = 264  # beyond this many, contexts are not divided further
     attention_block: int = 64
-    attention_least_blocks: int = 4
+    attention_least_blocks: int = 2
     attention_stages: int = 3
     attention_warps: int = 4
+    # Buckets, from and to, in which decode and prefill are launches of their own: steps so wide are
+    # mostly decode, and more programs of decode alone are at work at once.
+    attention_apart: tuple[int, int] = (128, 256)
+    attention_chunk: int = 128  # pages of a context that are looked up at once
     prefill_block: int = 64
 
 
@@ -207,7 +211,6 @@ class CudaForward:
             bn //= 2
         bk = min(tile.bk, max(16, 1 << (k - 1).bit_length()))
         bm = max(16, 1 << (tokens - 1).bit_length())
-        whole = k % (bk * tile.split_k) == 0
         skinny_gemm[(-(-n // bn), tile.split_k)](
             a, w, out,
             self.last_tokens if index is None else index,
@@ -220,7 +223,7 @@ class CudaForward:
             Q_SIZE=spec.q_size, KV_HEADS=spec.num_kv_heads, HEAD_DIM=spec.head_dim,
             PAGE=self.page_size, BM=bm, BN=bn, BK=bk, STAGES=tile.stages, SWAP=tile.swap,
             NUM_SQUARES=num_squares, SQUARES_STRIDE=self.squares.shape[1],
-            PDL=self.tuning.pdl, PREFETCH=min(tile.prefetch, k // tile.split_k) if whole else 0,
+            PDL=self.tuning.pdl,
             num_warps=tile.warps, **self._launch(),
         )  # fmt: skip
 
@@ -236,11 +239,20 @@ class CudaForward:
         return {"launch_pdl": True} if self.tuning.pdl else {}
 
     def _attend(self, kv: torch.Tensor, bucket: int) -> None:
+        rows, splits = self.num_rows(bucket), self._splits(bucket)
+        decodes, items = splits * rows, self.num_items(bucket)
+        least, most = self.tuning.attention_apart
+        if not least <= bucket <= most:
+            self._attend_parts(kv, BOTH, decodes + items, rows, splits)
+        else:
+            self._attend_parts(kv, DECODE, decodes, rows, splits)
+            self._attend_parts(kv, PREFILL, items, rows, splits)
+
+    def _attend_parts(
+        self, kv: torch.Tensor, parts: int, programs: int, rows: int, splits: int
+    ) -> None:
         spec, t, tables = self.spec, self.tuning, self.tables
-        rows = self.num_rows(bucket)
-        splits = self._splits(bucket)
-        grid = (splits * rows + self.num_items(bucket)) * spec.num_kv_heads
-        paged_attention[(grid,)](
+        paged_attention[(programs * spec.num_kv_heads,)](
             self.q, kv, self.attended, tables.plan, tables.rows, tables.block_tables, self.work,
             self._attention_parts, self._attention_arrivals,
             spec.head_dim**-0.5 * LOG2_E, tables.block_tables.shape[1], rows,
@@ -249,7 +261,8 @@ class CudaForward:
             PAGE=self.page_size, SPLITS=splits,
             LEAST_BLOCKS=t.attention_least_blocks, BLOCK_N=t.attention_block,
             BLOCK_M=max(t.prefill_block, self._group_pad), GROUP_PAD=self._group_pad,
-            STAGES=t.attention_stages, PDL=t.pdl, num_warps=t.attention_warps, **self._launch(),
+            STAGES=t.attention_stages, PDL=t.pdl, PARTS=parts, CHUNK=t.attention_chunk,
+            num_warps=t.attention_warps, **self._launch(),
         )  # fmt: skip
 
     # ---- steps of many tokens

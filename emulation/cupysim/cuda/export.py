@@ -33,6 +33,7 @@ class SharedWindow:
     """
 
     home = "simulated device memory"
+    handle = b""  # a file holds it
 
     def __init__(self, nbytes: int, *, path: str | Path | None = None, offset: int = 0) -> None:
         if nbytes <= 0:

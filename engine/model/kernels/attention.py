@@ -3,10 +3,11 @@
 Programs 0 .. SPLITS * R * KV_HEADS serve rows of one token: each takes a part of the context for
 all query heads that share a KV head; the last part to arrive merges them in a fixed order. The
 programs behind them serve chunks of BLOCK_Q tokens of longer rows, found through a work list.
-Lengths come from memory: a program without work returns at once.
+Lengths come from memory: a program without work returns at once. PARTS says which of the two a
+launch serves: programs of one kind alone are smaller, so that more of them are at work.
 
-With `PDL` a program starts while the kernel in front still runs, and looks its row up before it
-waits: the scheduler's tables do not change during a pass.
+With `PDL` a program starts while the kernel in front still runs, and looks its row and its pages up
+before it waits: the scheduler's tables do not change during a pass.
 """
 
 from __future__ import annotations
@@ -17,30 +18,46 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _attend(q, m_i, l_i, acc, table, kv_ptr, head, start, end, visible, KV_HEADS: tl.constexpr,
-            HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-            STAGES: tl.constexpr):  # fmt: skip
-    """Softmax state of `q` (already scaled) after keys [start, end); query i sees visible[i]."""
+def _pages(table, chunk, end, PAGE: tl.constexpr, CHUNK: tl.constexpr):
+    """Numbers of the pages from position `chunk` on."""
+    numbers = chunk // PAGE + tl.arange(0, CHUNK)
+    return tl.load(table + numbers, mask=numbers * PAGE < end, other=0)
+
+
+@triton.jit
+def _attend(q, m_i, l_i, acc, pages, table, kv_ptr, head, start, end, visible,
+            KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+            BLOCK_N: tl.constexpr, STAGES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Softmax state of `q` (already scaled) after keys [start, end); query i sees visible[i].
+
+    Pages are looked up CHUNK at once, the first ones by the caller: keys and values whose place is
+    known are asked for STAGES - 1 blocks ahead, those whose page must be loaded first are not.
+    """
     d, offsets = tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK_N)
-    for at in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        position = at + offsets
-        inside = position < end
-        page = tl.load(table + position // PAGE, mask=inside, other=0).to(tl.int64)
-        line = (page * (2 * KV_HEADS) + head) * PAGE + position % PAGE
-        where = line[:, None] * HEAD_DIM + d[None, :]
-        key = tl.load(kv_ptr + where, mask=inside[:, None], other=0.0)
-        value = tl.load(
-            kv_ptr + KV_HEADS * PAGE * HEAD_DIM + where, mask=inside[:, None], other=0.0
-        )
-        scores = tl.dot(q, tl.trans(key))
-        seen = inside[None, :] & (position[None, :] < visible[:, None])
-        scores = tl.where(seen, scores, -1e30)
-        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
-        weights = tl.where(seen, tl.exp2(scores - m_new[:, None]), 0.0)
-        shrink = tl.exp2(m_i - m_new)
-        l_i = l_i * shrink + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None])
-        m_i = m_new
+    for chunk in range(start, end, CHUNK * PAGE):
+        until = tl.minimum(chunk + CHUNK * PAGE, end)
+        for at in tl.range(chunk, until, BLOCK_N, num_stages=STAGES):
+            position = at + offsets
+            inside = position < until
+            # Loads are begun for blocks behind the last one, too, though masked.
+            number = tl.minimum((position - chunk) // PAGE, CHUNK - 1)
+            page = tl.gather(pages, number, 0).to(tl.int64)
+            line = (page * (2 * KV_HEADS) + head) * PAGE + position % PAGE
+            where = line[:, None] * HEAD_DIM + d[None, :]
+            key = tl.load(kv_ptr + where, mask=inside[:, None], other=0.0)
+            value = tl.load(
+                kv_ptr + KV_HEADS * PAGE * HEAD_DIM + where, mask=inside[:, None], other=0.0
+            )
+            scores = tl.dot(q, tl.trans(key))
+            seen = inside[None, :] & (position[None, :] < visible[:, None])
+            scores = tl.where(seen, scores, -1e30)
+            m_new = tl.maximum(m_i, tl.max(scores, axis=1))
+            weights = tl.where(seen, tl.exp2(scores - m_new[:, None]), 0.0)
+            shrink = tl.exp2(m_i - m_new)
+            l_i = l_i * shrink + tl.sum(weights, axis=1)
+            acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None])
+            m_i = m_new
+        pages = _pages(table, until, end, PAGE, CHUNK)
     return m_i, l_i, acc
 
 
@@ -70,8 +87,13 @@ def paged_attention(
     GROUP_PAD: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    PARTS: tl.constexpr,  # BOTH, DECODE or PREFILL
+    CHUNK: tl.constexpr,  # pages looked up at once
 ):
-    pid = tl.program_id(0)
+    if PARTS == 2:
+        pid = tl.program_id(0) + SPLITS * R * KV_HEADS
+    else:
+        pid = tl.program_id(0)
     d = tl.arange(0, HEAD_DIM)
     num_decode = SPLITS * R * KV_HEADS
     pair = pid % (R * KV_HEADS)
@@ -91,10 +113,12 @@ def paged_attention(
     start = part * each * BLOCK_N
     end = tl.minimum(start + each * BLOCK_N, context)
     is_decode = is_here & (count == 1) & (part < parts)
+    table = tables_ptr + seq * max_pages
+    pages = _pages(table, start, tl.where(is_decode, end, 0), PAGE, CHUNK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    if pid < num_decode:
+    if PARTS != 2 and pid < num_decode:
         if is_decode:
             g = tl.arange(0, GROUP_PAD)
             q_at = (token * KV_HEADS * GROUP + head * GROUP + g)[:, None] * HEAD_DIM + d[None, :]
@@ -105,9 +129,9 @@ def paged_attention(
             l_i = tl.zeros((GROUP_PAD,), tl.float32)
             acc = tl.zeros((GROUP_PAD, HEAD_DIM), tl.float32)
             visible = tl.full((GROUP_PAD,), 1 << 30, tl.int32)
-            m_i, l_i, acc = _attend(q, m_i, l_i, acc, tables_ptr + seq * max_pages, kv_ptr, head,
-                                    start, end, visible, KV_HEADS, HEAD_DIM, PAGE, BLOCK_N,
-                                    STAGES)  # fmt: skip
+            m_i, l_i, acc = _attend(q, m_i, l_i, acc, pages, table, kv_ptr, head, start, end,
+                                    visible, KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, STAGES,
+                                    CHUNK)  # fmt: skip
             if parts == 1:
                 tl.store(out_ptr + q_at, acc / l_i[:, None], mask=used)
             else:
@@ -136,7 +160,7 @@ def paged_attention(
                         m_i = m_new
                     tl.store(out_ptr + q_at, acc / l_i[:, None], mask=used)
                     tl.store(arrivals_ptr + pair, 0)
-    else:
+    elif PARTS != 1:
         item, head = (pid - num_decode) // KV_HEADS, (pid - num_decode) % KV_HEADS
         if item < tl.load(work_ptr):
             block_q: tl.constexpr = BLOCK_M // GROUP
@@ -158,7 +182,9 @@ def paged_attention(
             acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
             end = position + tl.minimum(left, block_q)
             visible = position + here + 1
-            m_i, l_i, acc = _attend(q, m_i, l_i, acc, tables_ptr + seq * max_pages, kv_ptr, head, 0,
-                                    end, visible, KV_HEADS, HEAD_DIM, PAGE, BLOCK_N,
-                                    STAGES)  # fmt: skip
+            table = tables_ptr + seq * max_pages
+            pages = _pages(table, 0, end, PAGE, CHUNK)
+            m_i, l_i, acc = _attend(q, m_i, l_i, acc, pages, table, kv_ptr, head, 0, end,
+                                    visible, KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, STAGES,
+                                    CHUNK)  # fmt: skip
             tl.store(out_ptr + q_at, acc / l_i[:, None], mask=used)

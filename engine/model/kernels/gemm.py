@@ -5,8 +5,8 @@ matrix when the model is loaded, and its scale is a factor per token, made from 
 that whoever wrote the input left for each of its tiles. ``SPLIT_K`` programs share a tile's inner
 axis; the last to arrive adds the parts in a fixed order, so results do not depend on who was first.
 
-With ``PDL`` a kernel starts while the one before it still runs, and asks for its first weights;
-only then does it wait for that one's results (programmatic dependent launch).
+With ``PDL`` a kernel starts while the one before it still runs, and then waits for that one's
+results (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -19,19 +19,6 @@ RESIDUAL = tl.constexpr(0)  # out[m, n] += product
 QKV = tl.constexpr(1)  # norm, bias, RoPE; q to out, k and v into their KV page
 SILU = tl.constexpr(2)  # norm, silu(gate) * up; even rows of w are gate, odd rows up
 LOGITS = tl.constexpr(3)  # norm, rows gathered by index, float32 out
-
-
-@triton.jit
-def prefetch(pointers):
-    """Ask the L2 cache for the lines at `pointers`."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64, bitcast=True)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -80,7 +67,6 @@ def skinny_gemm(  # noqa: C901 - one kernel, four endings chosen at compile time
     PDL: tl.constexpr,
     NUM_SQUARES: tl.constexpr,
     SQUARES_STRIDE: tl.constexpr,
-    PREFETCH: tl.constexpr,  # numbers per row of the weights that are asked for early
 ):
     tile, part = tl.program_id(0), tl.program_id(1)
     m, n, k = tl.arange(0, BM), tile * BN + tl.arange(0, BN), tl.arange(0, BK)
@@ -89,9 +75,6 @@ def skinny_gemm(  # noqa: C901 - one kernel, four endings chosen at compile time
     n_safe = tl.where(n < N, n, 0)
     w_rows = w_ptr + n_safe.to(tl.int64)[:, None] * K
     if PDL:
-        if PREFETCH > 0:
-            ahead = first + tl.arange(0, PREFETCH // 64) * 64
-            prefetch(w_rows + ahead[None, :])
         gdc_launch_dependents()
         gdc_wait()
     if EPILOGUE == LOGITS:
