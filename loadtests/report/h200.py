@@ -9,7 +9,8 @@ from typing import Any
 from loadtests.report.selection import PATHS
 from loadtests.report.tables import MEASURED, Figure, Row, Table, milliseconds, percent
 
-SOURCE = Path(__file__).parents[2] / "docs/results/h200-paths-2026-12-01.json"
+STREAMS, RATE = "32 x 512", "24 req/s"
+SOURCE = Path(__file__).parents[2] / "docs/results/h200-table-2026-12-01.json"
 
 
 def h200_table(source: Path = SOURCE) -> Table | None:
@@ -22,7 +23,7 @@ def h200_table(source: Path = SOURCE) -> Table | None:
     table = Table(
         "What a real GPU says",
         f"{first['hardware']}, {first['date']}, another machine than this report's: "
-        f"{first['streams']}; {first['poisson_load']}. From {source.name}.",
+        f"{STREAMS} decode streams, and requests at random times. From {source.name}.",
         None,
         paths,
     )
@@ -31,20 +32,27 @@ def h200_table(source: Path = SOURCE) -> Table | None:
         figures = {path: Figure(text, MEASURED) if text else None for path, text in texts.items()}
         table.rows.append(Row(label, None, figures))
 
-    best = _throughput(runs["persistent"], "idle") if "persistent" in runs else None
     idle = {path: _throughput(runs[path], "idle") for path in paths}
+    pressed = {path: _throughput(runs[path], "interference") for path in paths}
     row("Throughput, tokens/s", {path: f"{idle[path]:,.0f}" for path in paths})
-    if best:
+    if best := idle.get("persistent"):
         row("Over persistent", {path: percent(idle[path] / best) for path in paths})
     row(
         "Throughput kept under interference",
-        {path: percent(_throughput(runs[path], "interference") / idle[path]) for path in paths},
+        {path: percent(pressed[path] / idle[path]) for path in paths},
     )
-    for name, label in (("ttft_p99_ms", "P99 TTFT"), ("tpot_p99_ms", "P99 TPOT")):
-        for part, where in (("poisson", "idle"), ("poisson_interference", "under interference")):
-            row(f"{label}, {where}", {path: milliseconds(runs[path][part][name]) for path in paths})
+    row(
+        "GPU idle between steps",
+        {path: percent(runs[path][STREAMS]["idle"]["gap_share"], 2) for path in paths},
+    )
+    for condition, where in (("idle", "idle"), ("interference", "under interference")):
+        for name, label in (("ttft_p99_ms", "P99 TTFT"), ("tpot_p99_ms", "P99 TPOT")):
+            row(
+                f"{label} at {RATE}, {where}",
+                {path: milliseconds(runs[path][RATE][condition][name]) for path in paths},
+            )
     return table
 
 
-def _throughput(run: dict[str, Any], part: str) -> float:
-    return float(run[part]["tokens_per_s"])
+def _throughput(run: dict[str, Any], condition: str) -> float:
+    return float(run[STREAMS][condition]["tokens_per_s"])
