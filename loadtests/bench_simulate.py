@@ -4,7 +4,7 @@
 
 Speed: requests of a ShareGPT-like load on one core, the making of the load included; a million of
 them, and the memory that this takes. Agreement, with the word (5 minutes): the 8B profile, 32
-requests/s, on each path, beside the simulation with costs measured right before.
+requests/s, some seeds on each path, beside simulations with the costs of the very run.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import resource
 import sys
 import time
 
-from engine.config import PATHS, ModelConfig, ServeConfig
+import numpy as np
+
+from engine.config import PATHS
 from engine.model.pace import Pace
 from engine.simulate.command import SECTIONS
 from engine.simulate.costs import Costs
 from engine.simulate.simulation import Setup, simulate
 from engine.workload import poisson_requests
-from loadtests.agreement import compare
-from loadtests.measure_costs import PERCENT, costs_of
+from loadtests import agreement
 
 PROFILE, COSTS = "8b-h200", "sim"
 RATE_PER_S = 24.0
 NUM_REQUESTS, MANY_REQUESTS = 100_000, 1_000_000
-AGREEMENT_RATE_PER_S, AGREEMENT_REQUESTS = 32.0, 3000
+AGREEMENT_REQUESTS, AGREEMENT_SEEDS = 400, range(1, 6)
 Numbers = dict[str, float | int]
 
 
@@ -71,27 +72,26 @@ def measure_speed() -> Numbers:
 
 
 def measure_agreement() -> Numbers:
-    """Simulated over real, less 1, and how far chance carries the figure, in percent."""
+    """In percent, of all runs. Replay over the run in real time: the median of the differences' sizes,
+    and the largest. Draws: the mean of their medians' differences, and how far chance carries one.
+    """
     numbers: Numbers = {}
     for path in PATHS:
-        setup = setup_of(path)
-        config = ServeConfig(
-            model=ModelConfig(f"paced:{PROFILE}"),
-            ring=setup.ring,
-            scheduler=setup.scheduler,
-            path=path,
-        )
-        requests = poisson_requests(
-            AGREEMENT_RATE_PER_S, AGREEMENT_REQUESTS, 1, max_context=setup.scheduler.max_context
-        )
-        costs = Costs("here", "", "", "", PERCENT, {path: costs_of(path)})
-        found = compare(config, next(requests), costs.samples(path))
-        numbers[f"{path}_late_percent"] = round(100 * found.real.late_share, 3)
-        spreads = found.spreads
-        for name, difference in found.differences.items():
-            numbers[f"{path}_{name}_percent"] = round(100 * difference, 2)
-            numbers[f"{path}_{name}_chance_percent"] = round(100 * spreads[name], 2)
+        runs = [agreement.run(path, AGREEMENT_REQUESTS, seed) for seed in AGREEMENT_SEEDS]
+        numbers[f"{path}_late_percent"] = _percent(np.mean([one.real.late_share for one in runs]))
+        for name in runs[0].differences:
+            replayed = [abs(one.differences[name]) for one in runs]
+            numbers[f"{path}_{name}_replayed_percent"] = _percent(np.median(replayed))
+            numbers[f"{path}_{name}_replayed_most_percent"] = _percent(max(replayed))
+            drawn = [one.drawn_differences[name] for one in runs]
+            numbers[f"{path}_{name}_drawn_percent"] = _percent(np.mean(drawn))
+            chance = [one.chance[name] for one in runs]
+            numbers[f"{path}_{name}_chance_percent"] = _percent(np.mean(chance))
     return numbers
+
+
+def _percent(share: float | np.floating) -> float:
+    return round(100 * float(share), 2)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ class PacedRun:
 
     requests: Requests
     """As they were sent: arrivals are when the record was written, from the first one on."""
+    began_ns: int
+    """When the first one was, of CLOCK_MONOTONIC."""
     ttft_ms: Floats
     tpot_ms: Floats
     tokens_per_s: float
@@ -147,6 +149,7 @@ class Player:
             Requests(
                 (sent_ns - sent_ns[0]) / 1e9, prompt.astype(np.int32), output.astype(np.int32)
             ),
+            int(sent_ns[0]),
             (first_ns - sent_ns) / 1e6,
             (finished_ns - first_ns)[several] / (output[several] - 1) / 1e6,
             float(output.sum() * 1e9 / (finished_ns.max() - sent_ns[0])),

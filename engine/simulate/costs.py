@@ -23,8 +23,9 @@ SHIPPED = Path(__file__).parent / "costs"
 KINDS = ("settle_ns", "turn_ns", "launch_ns", "gap_ns", "extra_ns")
 """In the order of csrc/simulate.cpp: CostKind."""
 NUM_SAMPLES = 1024
+"""Of a distribution."""
 Samples = npt.NDArray[np.uint64]
-"""u64[len(KINDS), NUM_SAMPLES] ns; the samples of a kind are equally likely."""
+"""u64[len(KINDS), n >= 1] ns; the samples of a kind are equally likely."""
 
 
 @dataclass(frozen=True, slots=True)

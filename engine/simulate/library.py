@@ -30,7 +30,9 @@ def simulate_library() -> ctypes.CDLL:
     )
     library = ctypes.CDLL(str(path))
     pointer, u64, integer = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
-    library.bb_simulate_open.argtypes = [pointer, pointer, pointer, integer, u64, u64, integer]
+    library.bb_simulate_open.argtypes = [
+        pointer, pointer, pointer, u64, integer, integer, u64, u64, integer,
+    ]  # fmt: skip
     library.bb_simulate_open.restype = pointer
     library.bb_simulate_close.argtypes = [pointer]
     library.bb_simulate_close.restype = None

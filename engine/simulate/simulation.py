@@ -30,8 +30,9 @@ WANTS_MORE, IS_THROUGH = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is simulated. costs: `Costs.samples` of the path. link_us: each way. ends_by_eos: the
-    scheduler does not know beforehand how long an answer gets.
+    """What is simulated. costs: `Costs.samples` of the path. costs_in_order: column i is what step
+    i takes, nothing is drawn; the last one stands for all further. link_us: each way. ends_by_eos:
+    the scheduler does not know beforehand how long an answer gets.
     """
 
     path: str
@@ -42,6 +43,7 @@ class Setup:
     seed: int = 1
     link_us: float = 0.0
     ends_by_eos: bool = False
+    costs_in_order: bool = False
 
     def __post_init__(self) -> None:
         if self.path not in DEPTHS:
@@ -104,6 +106,8 @@ class Simulation:
             self._memory.state.ctypes.data,
             pace.ctypes.data,
             costs.ctypes.data,
+            costs.shape[1],
+            setup.costs_in_order,
             DEPTHS[setup.path],
             setup.seed,
             round(setup.link_us * 1e3),

@@ -1,6 +1,7 @@
 // The scheduler in virtual time: the same source, a clock that is set, and no waiting. What a pass takes
 // comes from a profile (paced.cuh), what the path around it takes from measured distributions.
 #define BB_VIRTUAL_CLOCK
+#include <algorithm>
 #include <deque>
 
 #include "load.h"
@@ -11,26 +12,33 @@ using namespace blinkbed;
 
 namespace {
 
-constexpr int kCostSamples = 1024;  // of each distribution, equally likely
-
 // engine/simulate/costs.py: COSTS
 enum CostKind { kSettle, kTurn, kLaunch, kGap, kExtra, kNumCosts };
 
 class Costs {
  public:
-  Costs(const uint64_t* samples, uint64_t seed)
-      : samples_(samples, samples + kNumCosts * kCostSamples),
+  // samples: u64[kNumCosts][count], equally likely; in_order: those of the steps of one run instead.
+  Costs(const uint64_t* samples, uint64_t count, bool in_order, uint64_t seed)
+      : samples_(samples, samples + kNumCosts * count),
+        count_(count),
+        in_order_(in_order),
         state_(seed * 0x9E3779B97F4A7C15ull + 0x2545F4914F6CDD1Dull) {}
 
-  uint64_t draw(CostKind kind) {  // xorshift64* (Vigna, 2016)
-    state_ ^= state_ >> 12;
-    state_ ^= state_ << 25;
-    state_ ^= state_ >> 27;
-    return samples_[size_t(kind) * kCostSamples + ((state_ * 0x2545F4914F6CDD1Dull) >> 54)];
+  uint64_t of_step(uint64_t step, CostKind kind) {
+    return samples_[size_t(kind) * count_ + (in_order_ ? std::min(step, count_ - 1) : draw())];
   }
 
  private:
+  uint64_t draw() {  // xorshift64* (Vigna, 2016)
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return ((state_ * 0x2545F4914F6CDD1Dull) >> 32) * count_ >> 32;
+  }
+
   std::vector<uint64_t> samples_;
+  uint64_t count_;
+  bool in_order_;
   uint64_t state_;
 };
 
@@ -45,9 +53,8 @@ struct Figures {
 // One engine, one client, one path between them.
 class Simulation {
  public:
-  Simulation(Scheduler* s, const Pace* pace, const uint64_t* costs, uint64_t seed, uint64_t link_ns,
-             bool ends_by_eos)
-      : load(*s, link_ns, ends_by_eos), s_(*s), pace_(*pace), costs_(costs, seed) {}
+  Simulation(Scheduler* s, const Pace* pace, Costs costs, uint64_t link_ns, bool ends_by_eos)
+      : load(*s, link_ns, ends_by_eos), s_(*s), pace_(*pace), costs_(std::move(costs)) {}
   virtual ~Simulation() = default;
 
   // A round of the path's loop. False: something waits that can never be served.
@@ -72,12 +79,15 @@ class Simulation {
   // The pass's length; its samples are in results.
   uint64_t pass(const Plan& plan, const Row* rows, Result* results) {
     load.sample(plan, rows, results);
-    const uint64_t length_ns = pace_of(pace_, plan, rows) + costs_.draw(kExtra);
+    const uint64_t length_ns = pace_of(pace_, plan, rows) + cost(kExtra);
     totals_.num_steps++;
     totals_.num_rows += uint64_t(plan.num_rows);
     totals_.busy_ns += length_ns;
     return length_ns;
   }
+
+  // Of the step that comes next.
+  uint64_t cost(CostKind kind) { return costs_.of_step(totals_.num_steps, kind); }
 
   bool sleep_until_work() {
     if (load.is_over()) return true;
@@ -112,7 +122,7 @@ class Persistent : public Simulation {
       totals_.idle_ns += now_ns_ - before_ns;
       return goes_on;
     }
-    const uint64_t turn_ns = costs_.draw(kTurn);
+    const uint64_t turn_ns = cost(kTurn);
     totals_.gap_ns += turn_ns;
     now_ns_ += turn_ns + pass(*s_.plan, s_.rows, s_.results);
     return true;
@@ -122,9 +132,8 @@ class Persistent : public Simulation {
 // engine/control/host_driven.py, with virtual clocks for the host (now_ns_) and the device.
 class HostDriven : public Simulation {
  public:
-  HostDriven(Scheduler* s, const Pace* pace, const uint64_t* costs, uint64_t seed, uint64_t link_ns,
-             bool ends_by_eos, int depth)
-      : Simulation(s, pace, costs, seed, link_ns, ends_by_eos), sets_(size_t(depth)) {
+  HostDriven(Scheduler* s, const Pace* pace, Costs costs, uint64_t link_ns, bool ends_by_eos, int depth)
+      : Simulation(s, pace, std::move(costs), link_ns, ends_by_eos), sets_(size_t(depth)) {
     for (StepSet& one : sets_) {
       one.rows.resize(size_t(s->max_running));
       one.results.resize(size_t(s->max_running));
@@ -145,14 +154,14 @@ class HostDriven : public Simulation {
     Plan plan{};
     std::vector<Row> rows;
     std::vector<Result> results;
-    uint64_t end_ns = 0;
+    uint64_t step = 0, end_ns = 0;
   };
 
   StepSet* settle() {
     StepSet* one = under_way_.front();
     under_way_.pop_front();
     if (now_ns_ < one->end_ns) now_ns_ = one->end_ns;
-    now_ns_ += costs_.draw(kSettle);
+    now_ns_ += costs_.of_step(one->step, kSettle);
     free_.push_back(one);
     return one;
   }
@@ -166,7 +175,7 @@ class HostDriven : public Simulation {
     scheduler_turn(Team{}, s_, finished, next.plan, next.rows.data(), false);
     if (done) had_work_ = s_.num_running + s_.num_waiting > 0;
     load.take_tokens(now_ns_);
-    now_ns_ += costs_.draw(kTurn);
+    now_ns_ += cost(kTurn);
     if (!next.plan.num_rows) return false;
     launch(next);
     free_.pop_front();
@@ -175,8 +184,9 @@ class HostDriven : public Simulation {
   }
 
   void launch(StepSet& one) {
-    now_ns_ += costs_.draw(kLaunch);
-    const uint64_t start_ns = (now_ns_ > device_ns_ ? now_ns_ : device_ns_) + costs_.draw(kGap);
+    one.step = totals_.num_steps;
+    now_ns_ += cost(kLaunch);
+    const uint64_t start_ns = (now_ns_ > device_ns_ ? now_ns_ : device_ns_) + cost(kGap);
     (had_work_ ? totals_.gap_ns : totals_.idle_ns) += start_ns - device_ns_;
     one.end_ns = device_ns_ = start_ns + pass(one.plan, one.rows.data(), one.results.data());
   }
@@ -189,11 +199,13 @@ class HostDriven : public Simulation {
 
 }  // namespace
 
-// depth: passes that the host keeps under way, 0 for the persistent path. costs: u64[kNumCosts][kCostSamples].
-extern "C" Simulation* bb_simulate_open(Scheduler* s, const Pace* pace, const uint64_t* costs, int depth,
-                                        uint64_t seed, uint64_t link_ns, int ends_by_eos) {
-  if (depth == 0) return new Persistent(s, pace, costs, seed, link_ns, ends_by_eos != 0);
-  return new HostDriven(s, pace, costs, seed, link_ns, ends_by_eos != 0, depth);
+// depth: passes that the host keeps under way, 0 for the persistent path. costs: as Costs takes them.
+extern "C" Simulation* bb_simulate_open(Scheduler* s, const Pace* pace, const uint64_t* costs,
+                                        uint64_t num_costs, int in_order, int depth, uint64_t seed,
+                                        uint64_t link_ns, int ends_by_eos) {
+  Costs path_costs(costs, num_costs, in_order != 0, seed);
+  if (depth == 0) return new Persistent(s, pace, std::move(path_costs), link_ns, ends_by_eos != 0);
+  return new HostDriven(s, pace, std::move(path_costs), link_ns, ends_by_eos != 0, depth);
 }
 
 extern "C" void bb_simulate_close(Simulation* simulation) { delete simulation; }
