@@ -72,8 +72,8 @@ def measure_speed() -> Numbers:
 
 
 def measure_agreement() -> Numbers:
-    """In percent, of all runs. Replay over the run in real time: the median of the differences' sizes,
-    and the largest. Draws: the mean of their medians' differences, and how far chance carries one.
+    """In percent, of all runs. Replay over the run in real time: the median of the differences, and
+    the largest. Draws: the mean of their medians' differences, and how far chance carries one.
     """
     numbers: Numbers = {}
     for path in PATHS:
