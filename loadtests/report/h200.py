@@ -45,12 +45,25 @@ def h200_table(source: Path = SOURCE) -> Table | None:
         "GPU idle between steps",
         {path: percent(runs[path][STREAMS]["idle"]["gap_share"], 2) for path in paths},
     )
-    for condition, where in (("idle", "idle"), ("interference", "under interference")):
+    conditions = (("idle", "idle"), ("interference", "under interference"))
+    for condition, where in conditions:
         for name, label in (("ttft_p99_ms", "P99 TTFT"), ("tpot_p99_ms", "P99 TPOT")):
             row(
                 f"{label} at {RATE}, {where}",
                 {path: milliseconds(runs[path][RATE][condition][name]) for path in paths},
             )
+    for condition, where in conditions:
+        row(
+            f"Energy per token, {where}",
+            {path: f"{runs[path][STREAMS][condition]['joules_per_token']:.3f} J" for path in paths},
+        )
+    row(
+        "Longest gap between tokens, host stopped for 10 s",
+        {
+            path: milliseconds(runs[path]["host_frozen"]["begun_before"]["longest_gap_ms"])
+            for path in paths
+        },
+    )
     return table
 
 
