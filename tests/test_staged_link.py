@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +131,20 @@ def test_a_closed_link_says_so() -> None:
     assert copier.is_closed
     with pytest.raises(LinkError, match="closed"):
         link.read(0, 64)
+
+
+def test_a_link_that_nobody_holds_is_gone_at_once() -> None:
+    """No cycles: the collector would take apart in any order what has to go in one."""
+    driver = make_driver()
+    link = StagedLink(SlowCopier(driver.host.port(), driver.step), driver.memory.geometry, "test")
+    assert not len(link.read_tokens(0, 0.0))
+    watched = weakref.ref(link)
+    gc.disable()
+    try:
+        del link
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_no_tokens_is_an_empty_batch() -> None:

@@ -95,10 +95,8 @@ class StagedLink:
         self._staging_bytes = max(COPY_BYTES, 2 * geometry.slot_bytes)
         self._staging = copier.allocate(self._staging_bytes)
         self._landing = copier.allocate(COPY_BYTES)
-        tokens = copier.allocate(LANDING_BYTES)
-        self._reader = TokenReader(
-            geometry, tokens, lambda offset, nbytes: self._fetch(tokens, offset, nbytes)
-        )
+        self._token_landing = copier.allocate(LANDING_BYTES)
+        self._reader = TokenReader(geometry, self._token_landing)
         self._lock = threading.Lock()  # the copier and the staging memory
         self._read_lock = threading.Lock()  # the landing place of `read`
         self._failure = ""
@@ -142,7 +140,10 @@ class StagedLink:
         return b"".join(parts)
 
     def read_tokens(self, head: int, timeout_s: float) -> np.ndarray:
-        return self._reader.read(head, timeout_s)
+        return self._reader.read(head, timeout_s, self._fetch_tokens)
+
+    def _fetch_tokens(self, offset: int, nbytes: int) -> None:
+        self._fetch(self._token_landing, offset, nbytes)
 
     def close(self) -> None:
         """Idempotent."""

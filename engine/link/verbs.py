@@ -91,7 +91,7 @@ class VerbsLink:
         self._in_flight: deque[tuple[int, int, int]] = deque()  # number, requests, staging end
         self._requests_in_flight = 0
         self._staging_head = self._staging_tail = 0  # bytes ever taken, bytes ever given back
-        self._reader = TokenReader(geometry, self._base + self._token_landing, self._fetch_tokens)
+        self._reader = TokenReader(geometry, self._base + self._token_landing)
         self._failure = ""
         self._is_open = True
 
@@ -278,7 +278,7 @@ class VerbsLink:
         return b"".join(parts)
 
     def read_tokens(self, head: int, timeout_s: float) -> np.ndarray:
-        return self._reader.read(head, timeout_s)
+        return self._reader.read(head, timeout_s, self._fetch_tokens)
 
     def _fetch_tokens(self, offset: int, num_bytes: int) -> None:
         number = self._post_read(self._token_landing, offset, num_bytes)

@@ -26,6 +26,10 @@ EOS = 257
 DEADLINE_S = 120.0
 
 
+links: list[VerbsLink] = []
+"""Opened by this process; closed at its end, before the interpreter takes them apart."""
+
+
 def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
@@ -38,6 +42,7 @@ def open_link(options: dict[str, Any]) -> VerbsLink:
         config=config,
         timeout_s=options.get("timeout_s", 30.0),
     )
+    links.append(session.link)
     return session.link
 
 
@@ -168,6 +173,9 @@ def main() -> int:
     except LinkError as error:
         say(error=str(error))
         return 1
+    finally:
+        for link in links:
+            link.close()
     return 0
 
 
